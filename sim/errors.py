@@ -1,0 +1,35 @@
+"""Errors that a user can mend: each is one line that says where, what was found and what would do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PhasewiseError(Exception):
+    """Base of all errors that end a command with one line instead of a traceback."""
+
+
+class ConfigError(PhasewiseError):
+    """A configuration says something that cannot be run."""
+
+
+class TraceError(PhasewiseError):
+    """A trace file holds something that cannot be read."""
+
+
+class ProfileError(PhasewiseError):
+    """A step time was asked for that the model at hand cannot give."""
+
+
+class StuckError(PhasewiseError):
+    """A simulation makes no progress; names the request that does not advance."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Return a hint such as ``; did you mean sarathi?``, or the list of choices if none is near."""
+    names = sorted(choices)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; choose one of {', '.join(names)}" if names else ""

@@ -1,0 +1,169 @@
+"""What arrives: `Arrival`, one request of a workload, and `Trace`, many of them as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+NEVER = -1
+"""An instant that never came, in integer columns that hold nanoseconds."""
+
+
+class Arrival(NamedTuple):
+    """One request as the workload knows it, the true output length included.
+
+    Attributes:
+        arrival_ns: When it arrives, nanoseconds from the start of the simulation.
+        prompt_tokens: Tokens of the prompt (0 is rejected as ``empty``).
+        output_tokens: Tokens it will produce: the truth, seen by the step executor only.
+        max_tokens: Most output tokens the client asked for, at least `output_tokens`.
+        index: Position in trace order; the request's identity in one run.
+        session: Conversation that it belongs to, or None.
+        turn: Position in its session, or None for trace order.
+        request_class: Name under which metrics are grouped, or None.
+        tenant: Who pays, or None.
+        priority: Lower is served first.
+        deadline_ns: Wanted first token, nanoseconds *from arrival*, or None.
+        block_ids: Identity of the prompt's blocks as the trace gives it, or None.
+        block_ids_tokens: Tokens that one of `block_ids` stands for.
+        delay_ns: Delay after the end of the request that causes this one (closed loops).
+        cancel_after_ns: The client gives up this long after arrival, or None.
+    """
+
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    index: int = 0
+    session: str | None = None
+    turn: int | None = None
+    request_class: str | None = None
+    tenant: str | None = None
+    priority: int = 0
+    deadline_ns: int | None = None
+    block_ids: Sequence[int] | None = None
+    block_ids_tokens: int | None = None
+    delay_ns: int = 0
+    cancel_after_ns: int | None = None
+
+
+@dataclass
+class Trace:
+    """Requests as columns, in order of arrival (ties in file order).
+
+    All arrays have shape (n,). Optional columns are None where the source has none. Zero prompts and
+    zero outputs are kept: they are rejected as ``empty`` when they arrive, and so counted.
+
+    Attributes:
+        arrival_ns: int64, nanoseconds.
+        prompt_tokens: int64.
+        output_tokens: int64, the truth.
+        max_tokens: int64, 0 where the trace does not say.
+        row: int64, line of the source file (1-based, header included) or position when synthetic.
+        session: object array of str or None.
+        turn: int64.
+        request_class: object array of str or None.
+        tenant: object array of str or None.
+        priority: int64, lower first.
+        deadline_ns: int64 from arrival, -1 for none.
+        block_ids: one int64 array per request.
+        block_ids_tokens: tokens per block id.
+        delay_ns: int64, delay after the end of the causing request (closed loop, sessions).
+        cancel_after_ns: int64 from arrival, -1 for never.
+        source: what it was read from, for messages and summaries.
+        notes: what was odd in the source and what was done about it, one sentence each.
+    """
+
+    arrival_ns: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    max_tokens: Ints
+    row: Ints
+    session: npt.NDArray[np.object_] | None = None
+    turn: Ints | None = None
+    request_class: npt.NDArray[np.object_] | None = None
+    tenant: npt.NDArray[np.object_] | None = None
+    priority: Ints | None = None
+    deadline_ns: Ints | None = None
+    block_ids: Sequence[Ints] | None = None
+    block_ids_tokens: int | None = None
+    delay_ns: Ints | None = None
+    cancel_after_ns: Ints | None = None
+    source: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Trace:
+        """Rows chosen by an index or mask array, every column alike."""
+        positions = np.flatnonzero(index) if index.dtype == bool else index
+        chosen: dict[str, object] = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, np.ndarray):
+                chosen[column.name] = value[positions]
+            elif column.name == "block_ids" and value is not None:
+                chosen[column.name] = [value[i] for i in positions.tolist()]
+            elif column.name == "notes":
+                chosen[column.name] = list(value)
+            else:
+                chosen[column.name] = value
+        return Trace(**chosen)  # type: ignore[arg-type]
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """The rows as `Arrival`s, in order; `max_tokens` must have been resolved (>= 1)."""
+        n = len(self)
+        plain = self._plain()
+        if plain:
+            rows = zip(
+                self.arrival_ns.tolist(),
+                self.prompt_tokens.tolist(),
+                self.output_tokens.tolist(),
+                self.max_tokens.tolist(),
+                range(n),
+                strict=True,
+            )
+            yield from map(Arrival._make, (row + _ABSENT for row in rows))
+            return
+        for i in range(n):
+            yield self._arrival(i)
+
+    def _plain(self) -> bool:
+        optional = (self.session, self.turn, self.request_class, self.tenant, self.priority)
+        rare = (self.deadline_ns, self.block_ids, self.delay_ns, self.cancel_after_ns)
+        return all(column is None for column in optional + rare)
+
+    def _arrival(self, i: int) -> Arrival:
+        def text(column: npt.NDArray[np.object_] | None) -> str | None:
+            return None if column is None or column[i] is None else str(column[i])
+
+        def number(column: Ints | None) -> int | None:
+            return None if column is None or column[i] < 0 else int(column[i])
+
+        return Arrival(
+            int(self.arrival_ns[i]),
+            int(self.prompt_tokens[i]),
+            int(self.output_tokens[i]),
+            int(self.max_tokens[i]),
+            i,
+            text(self.session),
+            number(self.turn),
+            text(self.request_class),
+            text(self.tenant),
+            0 if self.priority is None else int(self.priority[i]),
+            number(self.deadline_ns),
+            None if self.block_ids is None else self.block_ids[i],
+            self.block_ids_tokens,
+            number(self.delay_ns) or 0,
+            number(self.cancel_after_ns),
+        )
+
+
+_ABSENT = tuple(Arrival._field_defaults.values())[1:]

@@ -1,0 +1,156 @@
+"""How long one iteration takes: the `StepTimeModel` contract and `LinearStepTime`, its closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+
+class StepWork:
+    """What one iteration computes, as a step-time model sees it.
+
+    In a run of iterations all fields stay the same but `context_tokens`, which grows by
+    `attending_rows` from one iteration to the next. Runs longer than one have no prefill.
+
+    Attributes:
+        prefill_tokens: P, rows that prefills push through the linear layers (padding included).
+        prefill_pairs_x2: 2Q = sum over chunks of c * (2 * before + c + 1), an exact integer.
+        prefill_tokens_sq: S, the sum of c^2 over chunks.
+        chunks: (tokens, tokens computed before) of each prefill chunk, as attention sees them.
+        decode_rows: D, rows that decodes push through the linear layers (kept finished rows included).
+        attending_rows: decodes whose attention runs; at most `decode_rows`.
+        context_tokens: C, sum of the contexts of the attending rows.
+        sampled_rows: sequences that go through the LM head.
+    """
+
+    __slots__ = (
+        "attending_rows",
+        "chunks",
+        "context_tokens",
+        "decode_rows",
+        "prefill_pairs_x2",
+        "prefill_tokens",
+        "prefill_tokens_sq",
+        "sampled_rows",
+    )
+
+    def __init__(
+        self,
+        chunks: Sequence[tuple[int, int]] = (),
+        decode_rows: int = 0,
+        context_tokens: int = 0,
+        *,
+        prefill_tokens: int | None = None,
+        attending_rows: int | None = None,
+        sampled_rows: int | None = None,
+    ) -> None:
+        self.chunks = chunks
+        self.decode_rows = decode_rows
+        self.context_tokens = context_tokens
+        self.attending_rows = decode_rows if attending_rows is None else attending_rows
+        tokens = pairs_x2 = squares = 0
+        for c, before in chunks:
+            tokens += c
+            pairs_x2 += c * (2 * before + c + 1)
+            squares += c * c
+        self.prefill_tokens = tokens if prefill_tokens is None else prefill_tokens
+        self.prefill_pairs_x2 = pairs_x2
+        self.prefill_tokens_sq = squares
+        self.sampled_rows = decode_rows + len(chunks) if sampled_rows is None else sampled_rows
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"StepWork({values})"
+
+
+@runtime_checkable
+class StepTimeModel(Protocol):
+    """Gives the length of iterations; belongs to one replica type.
+
+    Contract: ``steps_ns(work, n, i)[k] == step_ns(work at context + k * attending_rows, i + k)``, bit
+    for bit, for every n and k; every value is an int of at least 1.
+    """
+
+    def step_ns(self, work: StepWork, iteration: int) -> int:
+        """Length of one iteration, ns. `iteration`: its number on its replica (for noise)."""
+        ...
+
+    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> Sequence[int]:
+        """Lengths of `n` consecutive iterations, shape (n,), ns: a list, or an int64 array."""
+        ...
+
+    def describe(self) -> StepTimeOrigin:
+        """Where the numbers come from, for every summary."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepTimeOrigin:
+    """Provenance of step times, printed in every summary.
+
+    Attributes:
+        model: Name in a config, such as ``roofline``.
+        origin: One sentence: data and how they were fitted.
+        error: Its stated error, such as ``7-13 % median on GEMMs``, or why there is none.
+    """
+
+    model: str
+    origin: str
+    error: str
+
+
+SHORT_RUN = 12
+"""Runs shorter than this are quicker in plain Python than in numpy."""
+
+
+@dataclass(frozen=True)
+class LinearStepTime:
+    """Closed-form step time for tests, teaching and DistServe-like fits.
+
+    ``seconds = base_s + prefill_token_s * P + prefill_pair_s * Q + decode_s * D + context_token_s * C
+    + prefill_token_sq_s * S``, in IEEE doubles added in this order from left to right, then rounded
+    half to even to ns, at least 1. The names P, Q, D, C, S are those of `StepWork`.
+    """
+
+    base_s: float = 0.0
+    prefill_token_s: float = 0.0
+    prefill_pair_s: float = 0.0
+    decode_s: float = 0.0
+    context_token_s: float = 0.0
+    prefill_token_sq_s: float = 0.0
+
+    def step_ns(self, work: StepWork, iteration: int) -> int:
+        seconds = (
+            self._before_context(work)
+            + self.context_token_s * work.context_tokens
+            + self.prefill_token_sq_s * work.prefill_tokens_sq
+        )
+        return max(1, round(seconds * 1e9))
+
+    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> Sequence[int]:
+        before = self._before_context(work)
+        after = self.prefill_token_sq_s * work.prefill_tokens_sq
+        per_token, context, rows = self.context_token_s, work.context_tokens, work.attending_rows
+        if n < SHORT_RUN:
+            last = context + n * rows if rows else context + n
+            contexts = range(context, last, rows or 1)
+            if not rows:
+                return [max(1, round((before + per_token * context + after) * 1e9))] * n
+            return [max(1, round((before + per_token * c + after) * 1e9)) for c in contexts]
+        c = context + rows * np.arange(n, dtype=np.int64)
+        ns = np.rint((before + per_token * c + after) * 1e9).astype(np.int64)
+        return np.maximum(ns, 1)  # type: ignore[return-value]
+
+    def describe(self) -> StepTimeOrigin:
+        return StepTimeOrigin("linear", "coefficients given in the config", "none stated: closed form")
+
+    def _before_context(self, work: StepWork) -> float:
+        return (
+            self.base_s
+            + self.prefill_token_s * work.prefill_tokens
+            + self.prefill_pair_s * (work.prefill_pairs_x2 / 2)
+            + self.decode_s * work.decode_rows
+        )
