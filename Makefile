@@ -1,0 +1,78 @@
+# Each target works alone in a fresh clone: it creates .venv and installs what it needs first.
+# Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+JOBS ?= 2
+N ?= 2000
+BENCH ?=
+
+BIN := .venv/bin
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+SUB := $(MAKE) --no-print-directory
+
+.PHONY: help demo test slow conformance bench lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo          compare six ways of serving on a synthetic trace; writes results/quickstart"
+	@echo "make test          run the quick tests"
+	@echo "make slow          run the slow tests (packaging, long random runs)"
+	@echo "make conformance   compare with the reference on N=2000 random workloads"
+	@echo "make bench         measure requests and iterations per second"
+	@echo "make lint          ruff, its formatter and mypy"
+	@echo "make clean         remove .venv and caches (results stay)"
+
+demo:
+	@echo "make demo: installs phasewise into .venv if need be, then runs: phasewise run quickstart"
+	@$(SUB) .venv/.installed
+	@$(BIN)/phasewise run quickstart
+
+test:
+	@echo "make test: installs the development tools into .venv if need be, then runs the quick tests"
+	@$(SUB) .venv/.installed-dev
+	@$(PYTEST) $(TESTFLAGS)
+
+slow:
+	@echo "make slow: installs the development tools into .venv if need be, then runs the slow tests"
+	@$(SUB) .venv/.installed-dev
+	@$(PYTEST) -m "slow and not gpu" $(TESTFLAGS)
+
+conformance:
+	@echo "make conformance: compares with the reference simulator on $(N) random workloads"
+	@$(SUB) .venv/.installed-dev
+	@PHASEWISE_CONFORMANCE_N=$(N) $(PYTEST) tests/conformance -m "not bench and not gpu" $(TESTFLAGS)
+
+bench:
+	@echo "make bench: measures the speed of every policy, some minutes; quicker: make bench BENCH=--quick"
+	@$(SUB) .venv/.installed-dev
+	@$(BIN)/python -m tests.bench.bench $(BENCH)
+
+lint:
+	@echo "make lint: installs the development tools into .venv if need be, then runs ruff and mypy"
+	@$(SUB) .venv/.installed-dev
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
+	@echo "lint: no complaints"
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "phasewise needs Python 3.11 or newer, and $(PYTHON) is not; try: make demo PYTHON=python3.12"; \
+		exit 1; }
+	@$(PYTHON) -m venv .venv || { \
+		echo "$(PYTHON) cannot create a virtual environment; on Debian or Ubuntu: apt install python3-venv"; \
+		exit 1; }
+	@touch $@
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/.created
+	@echo "installing phasewise and its dependencies (a minute or two the first time)"
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | .venv/.created
+	@echo "installing phasewise, its dependencies and the development tools (a few minutes the first time)"
+	@$(PIP) --editable ".[dev]"
+	@touch $@ .venv/.installed

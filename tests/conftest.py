@@ -1,0 +1,68 @@
+"""Fixtures for what a machine may lack, and the account of what was skipped for want of it.
+
+`PHASEWISE_REQUIRE=shared,chromium` turns skips for want of these into failures (CI sets it).
+`PHASEWISE_SHARED` names the folder of shared data; without it, `shared` beside the checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def go_without(resource: str, reason: str) -> NoReturn:
+    """Skip the test for want of a resource, or fail it where `PHASEWISE_REQUIRE` names that."""
+    required = os.environ.get("PHASEWISE_REQUIRE", "").replace(",", " ").split()
+    if resource in required:
+        pytest.fail(f"{reason}; PHASEWISE_REQUIRE names {resource}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder with the shared traces, measurements and reference simulator."""
+    named = os.environ.get("PHASEWISE_SHARED")
+    folder = Path(named) if named else ROOT.parent / "shared"
+    if folder.is_dir():
+        return folder.resolve()
+    if named:
+        pytest.fail(f"PHASEWISE_SHARED names {named}, which is not a folder", pytrace=False)
+    go_without("shared", "no shared data beside the checkout (PHASEWISE_SHARED can name it)")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """Executable of a Chrome or Chromium."""
+    for name in BROWSERS:
+        if found := shutil.which(name):
+            return Path(found)
+    go_without("chromium", f"no browser on the path (looked for {', '.join(BROWSERS)})")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many tests were skipped, by reason."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reasons[_reason(report)] += 1
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):  # (file, line, "Skipped: reason")
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return getattr(report, "wasxfail", "") or "no reason given"
