@@ -1,0 +1,460 @@
+"""What is measured, defined once: pure functions of the table of requests.
+
+Every function takes the requests of one run as columns (`Requests`, one row per arrived request,
+times in integer ns, -1 for never) and gives either one value per request, NaN where it is
+undefined, or one number. `METRICS` is the dictionary of definitions that summaries, tables,
+figures and the README use. Targets and windows are in `slo.py`, FLOPs and bytes in `model_work.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.records import FINISHED
+
+Requests = Mapping[str, npt.NDArray[Any]]
+"""Columns of the requests table: name -> array of shape (n,)."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Gaps = tuple[Ints, Ints]
+"""Distinct gaps between tokens, ns, ascending, and how often each occurred; both of shape (k,)."""
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+"""Percentiles in every summary."""
+
+NS_PER_S = 1_000_000_000
+
+
+# Definitions
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One quantity that we report.
+
+    Attributes:
+        key: Name in Python and, with its unit, in files.
+        title: Name in tables and figures.
+        unit: Of the value; empty for counts and shares.
+        definition: What it is, exactly, in one or two sentences.
+        better: Which way is good, or neither.
+    """
+
+    key: str
+    title: str
+    unit: str
+    definition: str
+    better: Literal["lower", "higher", "neither"] = "lower"
+
+
+METRICS: dict[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric(
+            "ttft",
+            "TTFT",
+            "s",
+            "Time to first token as the client sees it: arrival to first token, for every "
+            "request that emitted one, however it ended.",
+        ),
+        Metric(
+            "prefill_ttft",
+            "TTFT at prefill end",
+            "s",
+            "Arrival to the end of the first completed prefill. Differs from TTFT only where "
+            "the first token reaches the client later: disaggregated pools that recompute the "
+            "last prompt token, batches that answer when they end.",
+        ),
+        Metric(
+            "queueing_delay",
+            "Queueing delay",
+            "s",
+            "Arrival to the start of the first iteration that computes a token of the request.",
+        ),
+        Metric(
+            "tpot",
+            "TPOT",
+            "s",
+            "Time per output token of one request: (last token - first token) / (output tokens "
+            "- 1), for finished requests; undefined for a single token.",
+        ),
+        Metric(
+            "itl",
+            "ITL",
+            "s",
+            "Inter-token latency (also time between tokens): every gap between two consecutive "
+            "tokens of a request, pooled over all requests, those that did not finish included; "
+            "counted exactly.",
+        ),
+        Metric(
+            "largest_itl",
+            "Largest ITL",
+            "s",
+            "The longest gap between two consecutive tokens of one request; undefined for a "
+            "single token.",
+        ),
+        Metric(
+            "e2e", "E2E", "s", "End-to-end latency: arrival to last token, for finished requests."
+        ),
+        Metric(
+            "normalised_latency",
+            "Normalised latency",
+            "s/token",
+            "E2E / output tokens, for finished requests.",
+        ),
+        Metric(
+            "throughput_out",
+            "Output throughput",
+            "tokens/s",
+            "Tokens emitted for the measured requests per second from the start of the window "
+            "to the last of their ends.",
+            "higher",
+        ),
+        Metric(
+            "throughput_in",
+            "Input throughput",
+            "tokens/s",
+            "Prompt tokens of the measured requests that emitted a token, per second of the "
+            "same time; a prompt counts once, however often it was computed or found cached.",
+            "higher",
+        ),
+        Metric(
+            "throughput_out_per_gpu",
+            "Output throughput per GPU",
+            "tokens/s/GPU",
+            "Output throughput / GPUs of all pools.",
+            "higher",
+        ),
+        Metric(
+            "throughput_in_per_gpu",
+            "Input throughput per GPU",
+            "tokens/s/GPU",
+            "Input throughput / GPUs of all pools.",
+            "higher",
+        ),
+        Metric(
+            "request_rate",
+            "Arrival rate",
+            "requests/s",
+            "Measured requests per second of the window.",
+            "neither",
+        ),
+        Metric(
+            "goodput",
+            "Goodput",
+            "requests/s",
+            "Requests that meet every target of the SLO, per second of the window in which they"
+            " arrived.",
+            "higher",
+        ),
+        Metric(
+            "slo_attainment",
+            "SLO attainment",
+            "",
+            "Share of all requests that arrived in the window and meet every target. Rejected, "
+            "failed, cancelled and unfinished requests count as missed; a target on a quantity "
+            "that a request does not have (TPOT of one token) counts as met.",
+            "higher",
+        ),
+        Metric(
+            "preemptions",
+            "Preemptions",
+            "",
+            "Times that a running request gave up its KV memory and went back to the queue.",
+        ),
+        Metric(
+            "recomputed_tokens",
+            "Recomputed tokens",
+            "tokens",
+            "Tokens whose KV was computed again because it had been lost to a preemption or a "
+            "failure.",
+        ),
+        Metric(
+            "cached_tokens",
+            "Cached tokens",
+            "tokens",
+            "Prompt tokens whose KV was found in a prefix cache.",
+            "higher",
+        ),
+        Metric(
+            "batch_size",
+            "Batch size",
+            "requests",
+            "Requests running on a replica, at the points of the time grid in the window at which "
+            "any runs.",
+            "neither",
+        ),
+        Metric(
+            "kv_use",
+            "KV use",
+            "",
+            "Share of a replica's KV blocks that are in use, at the points of the time grid in the "
+            "window.",
+            "neither",
+        ),
+        Metric(
+            "utilisation",
+            "Utilisation",
+            "",
+            "Share of the time between the first arrival and the last end in which a replica "
+            "has a step in flight.",
+            "neither",
+        ),
+        Metric(
+            "mfu",
+            "MFU",
+            "",
+            "Model FLOPs utilisation: FLOPs that the tokens of all requests need, each counted "
+            "once (recomputation, padding and cached prompts excluded), / (peak dense FLOP/s of"
+            " all GPUs x time between first arrival and last end).",
+            "higher",
+        ),
+        Metric(
+            "mbu",
+            "MBU",
+            "",
+            "Model bandwidth utilisation: bytes of the weights once per iteration, plus the KV "
+            "that decodes read and that new tokens write, / (peak memory bandwidth of all GPUs "
+            "x time between first arrival and last end).",
+            "higher",
+        ),
+    )
+}
+"""Every metric by its key, in the order in which they are documented."""
+
+
+# One value per request
+
+
+def _since_arrival_s(requests: Requests, column: str) -> Floats:
+    then = requests[column]
+    return np.where(then >= 0, (then - requests["arrival_ns"]) / NS_PER_S, np.nan)
+
+
+def finished(requests: Requests) -> Bools:
+    """Which requests emitted all their tokens, shape (n,)."""
+    return np.asarray(requests["state"] == FINISHED)
+
+
+def ttft_s(requests: Requests) -> Floats:
+    """Arrival to first token as the client sees it, seconds, shape (n,); NaN where none came."""
+    return _since_arrival_s(requests, "first_token_ns")
+
+
+def prefill_ttft_s(requests: Requests) -> Floats:
+    """Arrival to end of prefill, seconds, shape (n,); NaN where no prefill was completed."""
+    return _since_arrival_s(requests, "prefill_end_ns")
+
+
+def queueing_delay_s(requests: Requests) -> Floats:
+    """Arrival to first scheduled, seconds, shape (n,); NaN where that never came."""
+    return _since_arrival_s(requests, "first_scheduled_ns")
+
+
+def tpot_s(requests: Requests) -> Floats:
+    """Mean gap between the tokens of a request, seconds, shape (n,).
+
+    NaN for one token and for requests that did not finish.
+    """
+    tokens = requests["emitted_tokens"]
+    span_ns = requests["last_token_ns"] - requests["first_token_ns"]
+    defined = finished(requests) & (tokens > 1)
+    return np.where(defined, span_ns / NS_PER_S / np.maximum(tokens - 1, 1), np.nan)
+
+
+def largest_itl_s(requests: Requests) -> Floats:
+    """Longest gap between two tokens of a request, seconds, shape (n,); NaN under two tokens."""
+    gap_ns = requests["largest_itl_ns"]
+    return np.where(gap_ns >= 0, gap_ns / NS_PER_S, np.nan)
+
+
+def e2e_s(requests: Requests) -> Floats:
+    """Arrival to last token, seconds, shape (n,); NaN for requests that did not finish."""
+    return np.where(finished(requests), _since_arrival_s(requests, "last_token_ns"), np.nan)
+
+
+def normalised_latency_s_per_token(requests: Requests) -> Floats:
+    """E2E / output tokens, s/token, shape (n,); NaN for requests that did not finish."""
+    return e2e_s(requests) / np.maximum(requests["emitted_tokens"], 1)
+
+
+PER_REQUEST = {
+    "ttft": ttft_s,
+    "prefill_ttft": prefill_ttft_s,
+    "queueing_delay": queueing_delay_s,
+    "tpot": tpot_s,
+    "largest_itl": largest_itl_s,
+    "e2e": e2e_s,
+    "normalised_latency": normalised_latency_s_per_token,
+}
+"""Metrics with one value per request: key -> function of the requests."""
+
+
+# Percentiles
+
+
+def quantiles(values: Floats, q: Sequence[float] = QUANTILES) -> Floats:
+    """Percentiles that are values that occurred (``inverted_cdf``), shape (len(q),).
+
+    NaN in `values` means undefined and is left out; all NaN if nothing is left.
+    """
+    defined = values[~np.isnan(values)]
+    if not len(defined):
+        return np.full(len(q), np.nan)
+    return np.quantile(defined, q, method="inverted_cdf")
+
+
+def gap_quantiles_s(gaps: Gaps, q: Sequence[float] = QUANTILES) -> Floats:
+    """Percentiles of pooled gaps, seconds, each gap weighted by its count, shape (len(q),)."""
+    gap_ns, count = gaps
+    if not len(gap_ns):
+        return np.full(len(q), np.nan)
+    ns = np.quantile(gap_ns, q, weights=count, method="inverted_cdf")
+    return np.asarray(ns / NS_PER_S, dtype=np.float64)
+
+
+def distribution(values: Floats, q: Sequence[float] = QUANTILES) -> dict[str, float]:
+    """Count, mean, least, largest and percentiles of the values that are defined.
+
+    Keys: ``n``, ``mean``, ``min``, ``p50`` and so on, ``max``; NaN where n is 0.
+    """
+    defined = values[~np.isnan(values)]
+    some = len(defined) > 0
+    return {
+        "n": len(defined),
+        "mean": float(defined.mean()) if some else np.nan,
+        "min": float(defined.min()) if some else np.nan,
+        **_named(quantiles(defined, q), q),
+        "max": float(defined.max()) if some else np.nan,
+    }
+
+
+def gap_distribution(gaps: Gaps, q: Sequence[float] = QUANTILES) -> dict[str, float]:
+    """The same as `distribution` for pooled gaps, seconds."""
+    gap_ns, count = gaps
+    n = int(count.sum())
+    # Python integers: 10^8 gaps of seconds in ns are beyond the exact range of a double.
+    total_ns = sum(map(int.__mul__, gap_ns.tolist(), count.tolist()))
+    return {
+        "n": n,
+        "mean": total_ns / n / NS_PER_S if n else np.nan,
+        "min": int(gap_ns[0]) / NS_PER_S if n else np.nan,
+        **_named(gap_quantiles_s(gaps, q), q),
+        "max": int(gap_ns[-1]) / NS_PER_S if n else np.nan,
+    }
+
+
+def _named(values: Floats, q: Sequence[float]) -> dict[str, float]:
+    return {f"p{100 * p:g}": float(value) for p, value in zip(q, values, strict=True)}
+
+
+def merge_gaps(parts: Iterable[Gaps]) -> Gaps:
+    """Pool counted gaps of several classes or replicas into one."""
+    pairs = list(parts)
+    if not pairs:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    all_gaps = np.concatenate([gap_ns for gap_ns, _ in pairs])
+    gap_ns, position = np.unique(all_gaps, return_inverse=True)
+    count = np.zeros(len(gap_ns), np.int64)
+    np.add.at(count, position, np.concatenate([count for _, count in pairs]))
+    return gap_ns, count
+
+
+# Rates, over time
+
+
+def observed_s(requests: Requests, start_ns: int, run_end_ns: int) -> float:
+    """Start of the window to the last end of these requests, seconds.
+
+    Requests that never ended count as ending with the run.
+    """
+    end_ns = requests["end_ns"]
+    if not len(end_ns):
+        return 0.0
+    last = run_end_ns if (end_ns < 0).any() else int(end_ns.max())
+    return (last - start_ns) / NS_PER_S
+
+
+def throughput_out_per_s(requests: Requests, duration_s: float) -> float:
+    """Tokens emitted per second; NaN over no time."""
+    return per_second(int(requests["emitted_tokens"].sum()), duration_s)
+
+
+def throughput_in_per_s(requests: Requests, duration_s: float) -> float:
+    """Prompt tokens, of requests that emitted a token, per second; NaN over no time."""
+    served = requests["emitted_tokens"] > 0
+    return per_second(int(requests["prompt_tokens"][served].sum()), duration_s)
+
+
+def per_second(count: float, seconds: float) -> float:
+    """A rate; NaN over no time."""
+    return count / seconds if seconds > 0 else float("nan")
+
+
+class ReplicaFacts(Protocol):
+    """What the metrics need to know of a replica (`sim.records.ReplicaInfo` has it)."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the run."""
+
+    @property
+    def pool(self) -> str:
+        """Name of its pool."""
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it has."""
+
+    @property
+    def total_blocks(self) -> int:
+        """KV blocks of its pool."""
+
+    @property
+    def busy_ns(self) -> int:
+        """Time with a step in flight, ns."""
+
+    @property
+    def iterations(self) -> int:
+        """Forward passes that it ran."""
+
+
+def run_span_ns(requests: Requests, run_end_ns: int) -> tuple[int, int]:
+    """First arrival and last end, ns; requests that never ended count as ending with the run."""
+    if not len(requests["arrival_ns"]):
+        return 0, 0
+    end_ns = requests["end_ns"]
+    last = run_end_ns if (end_ns < 0).any() else int(end_ns.max())
+    return int(requests["arrival_ns"].min()), last
+
+
+def utilisation(replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> Floats:
+    """Share of the span in which each replica has a step in flight, shape (len(replicas),)."""
+    length = span_ns[1] - span_ns[0]
+    busy = np.array([replica.busy_ns for replica in replicas], dtype=np.float64)
+    return busy / length if length > 0 else np.full(len(replicas), np.nan)
+
+
+def kv_use(series: Requests, replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> Floats:
+    """Share of KV blocks in use, one value per grid point in the span and replica."""
+    inside = _inside(series, span_ns)
+    total = np.array([replica.total_blocks for replica in replicas], dtype=np.float64)
+    return np.asarray(series["used_blocks"][inside] / total[series["replica"][inside]])
+
+
+def batch_sizes(series: Requests, span_ns: tuple[int, int]) -> Floats:
+    """Requests running, one value per grid point in the span and replica, where any runs."""
+    running = series["running"][_inside(series, span_ns)]
+    return running[running > 0].astype(np.float64)
+
+
+def _inside(series: Requests, span_ns: tuple[int, int]) -> Bools:
+    time_ns = series["time_ns"]
+    return np.asarray((time_ns >= span_ns[0]) & (time_ns <= span_ns[1]))
