@@ -1,0 +1,146 @@
+"""Reads the architecture of a model from a local Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sim.errors import ConfigError
+from sim.specs import ModelSpec
+
+_KEYS = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "n_embed"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "vocab": ("vocab_size",),
+}
+"""Names under which the families store what every model has."""
+
+_PLAIN_MLP = {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt", "opt", "phi",
+              "starcoder2"}  # fmt: skip
+"""Families whose MLP has no gate; they also use LayerNorm and biases."""
+
+_TIED = {"bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
+"""Families that tie the LM head unless their config says otherwise (transformers' own default)."""
+
+_UNLIKE = {
+    "kv_lora_rank": "latent attention (its KV is not per head)",
+    "n_shared_experts": "shared experts",
+    "shared_expert_intermediate_size": "shared experts",
+    "first_k_dense_replace": "dense layers among those with experts",
+    "layers_block_type": "layers without attention",
+    "ssm_cfg": "layers without attention",
+    "is_encoder_decoder": "an encoder",
+}
+"""Keys that, if set, mean an architecture that `ModelSpec` does not describe."""
+
+
+def model_from_config(path: Path) -> ModelSpec:
+    """The architecture that a ``config.json`` describes, named after its folder.
+
+    Raises:
+        ConfigError: unreadable, a size is absent, or an architecture `ModelSpec` does not describe.
+    """
+    config = _read(path)
+    for key, what in _UNLIKE.items():
+        if config.get(key):
+            raise ConfigError(f"{path}: {key}: {config[key]}: models with {what} are not described")
+    family = str(config.get("model_type", ""))
+    sizes = {name: _size(path, config, *keys) for name, keys in _KEYS.items()}
+    gated = _is_gated(path, family, config)
+    default_inner = 4 * sizes["hidden"] if family in _PLAIN_MLP else None
+    experts = _optional(config, "num_local_experts", "num_experts") or 0
+    inner = ("moe_intermediate_size", "intermediate_size") if experts else ("intermediate_size",)
+    return ModelSpec(
+        name=str(config.get("_name_or_path") or path.resolve().parent.name).rsplit("/", 1)[-1],
+        layers=sizes["layers"],
+        hidden=sizes["hidden"],
+        heads=sizes["heads"],
+        vocab=sizes["vocab"],
+        kv_heads=_kv_heads(family, config, sizes["heads"]),
+        head_dim=_optional(config, "head_dim") or sizes["hidden"] // sizes["heads"],
+        intermediate=_size(path, config, *inner, "ffn_dim", "n_inner", default=default_inner),
+        max_positions=_size(
+            path, config, "max_position_embeddings", "n_positions", "seq_length", "max_seq_len",
+            default=2048 if family in {"bloom", "falcon"} else None,
+        ),
+        gated_mlp=gated,
+        experts=experts,
+        experts_per_token=_size(path, config, "num_experts_per_tok") if experts else 0,
+        tied_embeddings=bool(config.get("tie_word_embeddings", family in _TIED)),
+        attention_bias=_attention_bias(family, config),
+        mlp_bias=bool(config.get("mlp_bias", family in _PLAIN_MLP)),
+        norm_bias=family in _PLAIN_MLP,
+        qk_norm=family in {"qwen3", "qwen3_moe"},
+        embedding_norm=family == "bloom",
+        # OPT's table has two rows more than it has positions (transformers' OPTLearnedPositional).
+        position_rows=_size(path, config, "max_position_embeddings") + 2 if family == "opt" else 0,
+        note=_window_note(config),
+    )  # fmt: skip
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"model: {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: expected an object, found {type(config).__name__}")
+    # A model of several kinds of input keeps its language part in here.
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _optional(config: dict[str, Any], *keys: str) -> int | None:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _size(path: Path, config: dict[str, Any], *keys: str, default: int | None = None) -> int:
+    value = _optional(config, *keys)
+    if value is None:
+        value = default
+    if value is None:
+        found = next((f"{key}: {config[key]!r}" for key in keys if key in config), "no such key")
+        raise ConfigError(f"{path}: {keys[0]}: expected a positive whole number, found {found}")
+    return value
+
+
+def _is_gated(path: Path, family: str, config: dict[str, Any]) -> bool:
+    if family in _PLAIN_MLP:
+        return False
+    activation = str(config.get("hidden_act") or config.get("hidden_activation") or "")
+    if activation in {"silu", "swish", "swiglu"} or family.startswith("gemma"):
+        return True
+    raise ConfigError(
+        f"{path}: model_type: {family or 'absent'} with hidden_act {activation or 'absent'}: "
+        "cannot tell whether its MLP is gated; write its sizes as one of the known families does"
+    )
+
+
+def _kv_heads(family: str, config: dict[str, Any], heads: int) -> int:
+    shared = config.get("multi_query", family == "gpt_bigcode")
+    if shared and not config.get("new_decoder_architecture"):
+        return 1
+    return _optional(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+
+
+def _attention_bias(family: str, config: dict[str, Any]) -> str:
+    if config.get("attention_bias") or family in _PLAIN_MLP - {"falcon", "gptj", "mpt"}:
+        return "all"
+    return "qkv" if family.startswith("qwen2") else "none"
+
+
+def _window_note(config: dict[str, Any]) -> str:
+    window = config.get("sliding_window")
+    if not window or config.get("use_sliding_window") is False:
+        return ""
+    return (
+        f"its sliding window of {window} tokens is not modelled: attention reads all of the context"
+    )
