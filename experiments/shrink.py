@@ -1,4 +1,4 @@
-"""Make a failing workload small: drop and simplify parts of a JSON-like value while it still fails."""
+"""Make a failing workload small: drop and simplify parts of a JSON-like value that still fails."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _simpler(value: bool | int | float) -> Iterator[bool | int | float]:
 
 
 def _rounded(value: int, digits: int) -> int:
-    unit = 10 ** max(0, len(str(abs(value))) - digits)
+    unit = int(10 ** max(0, len(str(abs(value))) - digits))
     return value // unit * unit
 
 

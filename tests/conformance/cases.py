@@ -3,7 +3,8 @@
 `observed` is the common shape in which a result of the reference, a result of ours and a case file
 are compared::
 
-    {"requests": [{"status", "reason", "token_times_ns", "preemptions", "replica", "decode_replica"}],
+    {"requests": [{"status", "reason", "token_times_ns", "preemptions",
+                    "replica", "decode_replica"}],
      "log": {replica: [[start_ns, end_ns, {request: tokens}, [preempted], free_after]]},
      "transfers": [[request, source, target, start_ns, end_ns, source_blocks, target_blocks]]}
 

@@ -42,6 +42,15 @@ class Coverage:
         self.workloads += other.workloads
         self.counts.update(other.counts)
 
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, to hand from process to process."""
+        return {"workloads": self.workloads, "counts": dict(self.counts)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Coverage:
+        """The inverse of `as_json`."""
+        return Coverage(value["workloads"], Counter(value["counts"]))
+
     def rare(self) -> list[str]:
         """Required features that fewer than 5 % of the workloads had."""
         return [x for x in REQUIRED if self.counts[x] < LEAST_SHARE * self.workloads]

@@ -52,7 +52,6 @@ def workload(seed: int) -> Spec:
     return spec
 
 
-
 def _clock(rng: random.Random) -> Clock:
     kind = rng.choice(("grid", "grid", "grid", "engine", "varied", "tiny"))
     if kind == "grid":
@@ -86,7 +85,9 @@ def _step_time(rng: random.Random, clock: Clock) -> dict[str, float]:
             for name, scale in clock.scales.items()
         }
     kept = {name: scale for name, scale in clock.scales.items() if rng.random() < 0.8}
-    return {x: scale * rng.choice((0.5, 1.0, 1.0, rng.uniform(0.2, 3))) for x, scale in kept.items()}
+    return {
+        x: scale * rng.choice((0.5, 1.0, 1.0, rng.uniform(0.2, 3))) for x, scale in kept.items()
+    }
 
 
 def _typical_step_ns(clock: Clock) -> float:
@@ -146,7 +147,6 @@ def _arrivals(rng: random.Random, clock: Clock, n: int, longest_output: int) -> 
         if rng.random() < 0.03:
             now += 20 * step * longest_output  # everything drains first
     return times[:n]
-
 
 
 class _Sizes:

@@ -1,0 +1,2 @@
+def observe(spec, fast_forward):
+    raise NotImplementedError

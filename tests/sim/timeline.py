@@ -1,0 +1,115 @@
+"""Hand-worked timelines: say a small workload in microseconds, get every token time back in them.
+
+A request is ``(arrival, prompt_tokens, output_tokens)`` or ``(..., max_tokens)``; a step takes
+``base + prefill * P + decode * D + context * C`` microseconds. The same workload can be run by us
+and by the conformance reference, so a timeline worked out by hand checks both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.conformance.cases import Observed
+from tests.conformance.workloads import Spec
+
+Request = tuple[int, int, int] | tuple[int, int, int, int]
+Engine = Callable[[Spec], Observed]
+
+STEP = {"base": 10, "prefill": 1, "decode": 2, "context": 0}
+"""Microseconds of a step, of each prefill token, of each decode, of each context token."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What came of a workload, times in microseconds.
+
+    Attributes:
+        tokens: Token times of each request.
+        preemptions: How often each request was preempted.
+        reasons: Why each request was rejected, or None.
+        steps: (start, end, {request: tokens}) of each step, by replica.
+        free: Free blocks while each step runs, by replica.
+        preempted: Requests preempted by the pass before each step, by replica.
+        transfers: (request, source, target, start, end).
+        placed: Replica of each request.
+    """
+
+    tokens: list[list[int]]
+    preemptions: list[int]
+    reasons: list[str | None]
+    steps: dict[str, list[tuple[int, int, dict[int, int]]]]
+    free: dict[str, list[int]]
+    preempted: dict[str, list[list[int]]]
+    transfers: list[tuple[int, str, str, int, int]]
+    placed: list[str | None]
+
+
+def replica(
+    policy: str,
+    total_blocks: int,
+    block_tokens: int = 4,
+    step: dict[str, int] = STEP,
+    **options: Any,
+) -> Spec:
+    """One replica; an option that ends in ``_us`` is given to the policy in seconds."""
+    for name in [x for x in options if x.endswith("_us")]:
+        options[name.removesuffix("_us") + "_s"] = options.pop(name) / 1e6
+    names = {"base": "base_s", "prefill": "prefill_token_s", "decode": "decode_s"}
+    names["context"] = "context_token_s"
+    return {
+        "policy": policy,
+        "total_blocks": total_blocks,
+        "block_tokens": block_tokens,
+        "step_time": {names[key]: us / 1e6 for key, us in (STEP | step).items()},
+        **options,
+    }
+
+
+def pools(prefill: list[Spec], decode: list[Spec], latency: int = 0, **options: Any) -> Spec:
+    """Two pools; a token's KV takes one microsecond, after `latency`."""
+    transfer = {
+        "latency_s": latency / 1e6,
+        "kv_bytes_per_token": 1,
+        "bandwidth_bytes_per_s": 1e6,
+    }
+    return {"prefill": prefill, "decode": decode, "transfer": transfer, **options}
+
+
+def run(
+    engine: Engine, requests: Sequence[Request], *replicas: Spec, router: str = "round_robin"
+) -> Timeline:
+    """The timeline of these requests on one pool."""
+    return _timeline(
+        engine({"requests": _requests(requests), "replicas": list(replicas), "router": router})
+    )
+
+
+def run_pools(engine: Engine, requests: Sequence[Request], layout: Spec) -> Timeline:
+    """The timeline of these requests on a prefill and a decode pool."""
+    return _timeline(engine({"requests": _requests(requests), "disaggregated": layout}))
+
+
+def _requests(requests: Sequence[Request]) -> list[Spec]:
+    names = ("arrival_ns", "prompt_tokens", "output_tokens", "max_tokens")
+    return [dict(zip(names, (1000 * arrival, *rest), strict=False)) for arrival, *rest in requests]
+
+
+def _us(ns: int) -> int:
+    assert ns % 1000 == 0, f"{ns} ns is no whole number of microseconds"
+    return ns // 1000
+
+
+def _timeline(observed: Observed) -> Timeline:
+    requests, log = observed["requests"], observed["log"]
+    return Timeline(
+        tokens=[[_us(t) for t in r["token_times_ns"]] for r in requests],
+        preemptions=[r["preemptions"] for r in requests],
+        reasons=[r["reason"] for r in requests],
+        steps={x: [(_us(s[0]), _us(s[1]), s[2]) for s in steps] for x, steps in log.items()},
+        free={x: [s[4] for s in steps] for x, steps in log.items()},
+        preempted={x: [s[3] for s in steps] for x, steps in log.items()},
+        transfers=[(t[0], t[1], t[2], _us(t[3]), _us(t[4])) for t in observed["transfers"]],
+        placed=[r["replica"] for r in requests],
+    )
