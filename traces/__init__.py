@@ -10,7 +10,7 @@ from pathlib import Path
 from sim.errors import TraceError, nearest
 from sim.request import Trace
 from traces import azure, burstgpt, mooncake, servegen, table, vidur_lengths, weka
-from traces.rows import first_line, fold, read_json_documents, sniff_delimiter
+from traces.rows import first_document, first_line, fold, sniff_delimiter
 from traces.source import Source, read_source
 
 
@@ -137,8 +137,7 @@ def recognise(source: Source, columns: Mapping[str, str] | None = None) -> str:
 
 
 def _json_names(source: Source) -> frozenset[str]:
-    _, document = next(read_json_documents(source), (1, {}))
-    return frozenset(map(fold, document))
+    return frozenset(map(fold, first_document(source)))
 
 
 def _csv_names(source: Source, start: str) -> frozenset[str]:

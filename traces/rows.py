@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,12 +117,12 @@ class Rows:
         for i, ids in enumerate(lists):
             if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
                 self.source.refuse(int(self.lines[i]), name, ids, "a list of whole numbers")
-        sizes = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
         try:
-            flat = np.array([i for ids in lists for i in ids], dtype=np.int64)
+            flat = np.array(list(chain.from_iterable(lists)), dtype=np.int64)
         except OverflowError:
             raise TraceError(f"{self.source.name}: {name}: an id beyond 64 bits") from None
-        return np.split(flat, np.cumsum(sizes)[:-1])
+        ends = list(accumulate(map(len, lists), initial=0))
+        return [flat[start:end] for start, end in pairwise(ends)]
 
     def find(self, *aliases: str) -> str | None:
         """The column that has one of these names, however written (case, blanks, underscores)."""
@@ -338,18 +339,16 @@ def read_json_documents(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         TraceError: Neither; with file and line.
     """
-    try:
-        json.loads(first_line(source))
-    except (json.JSONDecodeError, RecursionError):
-        try:
-            whole = json.loads(source.data, parse_float=Decimal)
-        except (json.JSONDecodeError, RecursionError):
-            whole = None
-        if isinstance(whole, dict):
-            yield 1, whole
-            return
+    if _object(first_line(source)) is None and (whole := _object(source.data)) is not None:
+        yield 1, whole
+        return
     objects, lines = read_json_lines(source)
     yield from zip(lines, objects, strict=True)
+
+
+def first_document(source: Source) -> dict[str, Any]:
+    """The first JSON object of a file, on one line or over many; empty if there is none."""
+    return _object(first_line(source)) or _object(source.data) or {}
 
 
 def fold(name: str) -> str:
@@ -396,6 +395,14 @@ def _refuse_width(source: Source, line: int, row: list[str], width: int, last: b
 
 def _is_blank(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _object(text: str | bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text, parse_float=Decimal)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _split_ids(value: Any) -> Any:

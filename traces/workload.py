@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal, Protocol
 
@@ -115,6 +116,7 @@ class ClosedLoopSource:
 
 def arrivals(trace: Trace, arrival_ns: Ints, first: int = 0) -> Iterator[Arrival]:
     """Rows from `first` on as `Arrival`s at `arrival_ns` (k,), made a few thousand at a time."""
+    make = partial(tuple.__new__, Arrival)  # Arrival._make without its Python frame
     for start in range(0, len(arrival_ns), _CHUNK):
         times = arrival_ns[start : start + _CHUNK]
         rows = slice(first + start, first + start + len(times))
@@ -126,7 +128,7 @@ def arrivals(trace: Trace, arrival_ns: Ints, first: int = 0) -> Iterator[Arrival
             range(rows.start, rows.stop),
             *_optional(trace, rows),
         )
-        yield from map(Arrival._make, zip(*fields))  # noqa: B905 - repeat() has no end
+        yield from map(make, zip(*fields))  # noqa: B905 - repeat() has no end
 
 
 def resolve(
