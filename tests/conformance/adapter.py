@@ -1,2 +1,115 @@
-def observe(spec, fast_forward):
-    raise NotImplementedError
+"""Runs a workload of the reference's format on phasewise, and gives its result in common shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies import POLICIES, ROUTERS
+from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.event_loop import simulate
+from sim.records import STATES, Record, SimulationResult
+from sim.replica import ReplicaSpec
+from sim.request import Arrival
+from sim.step_time import LinearStepTime
+from tests.conformance.cases import Observed, by_start
+from tests.conformance.workloads import Spec
+
+NOT_OPTIONS = ("policy", "total_blocks", "block_tokens", "max_model_len", "step_time")
+"""Keys of a replica that are not options of its policy."""
+
+
+def observe(spec: Spec, *, fast_forward: bool) -> Observed:
+    """What comes of the workload."""
+    cluster, names = build(spec)
+    record = Record(decisions=True, steps=True)
+    source = arrivals(spec)
+    result = simulate(source, cluster, fast_forward=fast_forward, check=True, record=record)
+    return _observed(spec, result, names)
+
+
+def arrivals(spec: Spec) -> list[Arrival]:
+    """The requests; without max_tokens a request asks for its true output."""
+    rows = []
+    for index, r in enumerate(spec["requests"]):
+        most = r.get("max_tokens")
+        output = r["output_tokens"]
+        most = output if most is None else most
+        rows.append(Arrival(r["arrival_ns"], r["prompt_tokens"], output, most, index))
+    return sorted(rows, key=lambda arrival: arrival.arrival_ns)
+
+
+def build(spec: Spec) -> tuple[Cluster, list[str]]:
+    """The cluster, and the reference's name of each replica by its position."""
+    layout = spec.get("disaggregated")
+    if layout is None:
+        entry = _pool("replica", spec["replicas"], spec.get("router", "round_robin"), 0)
+        return Cluster(entry), _names(entry)
+    wire = layout["transfer"]
+    default = spec.get("router", "round_robin")
+    kv_bytes = wire["kv_bytes_per_token"]
+    entry = _pool("prefill", layout["prefill"], layout.get("router", default), kv_bytes)
+    decode = _pool("decode", layout["decode"], layout.get("decode_router", default), kv_bytes)
+    transfer = TransferSpec(wire["bandwidth_bytes_per_s"], wire.get("latency_s", 0.0))
+    return Cluster(entry, decode, transfer), _names(entry) + _names(decode)
+
+
+def _pool(name: str, configs: list[Spec], router: str, kv_bytes_per_token: int) -> PoolSpec:
+    """Replicas configured alike share one spec, as those of a pool in a config do."""
+    made: list[tuple[Spec, ReplicaSpec]] = []
+    for config in configs:
+        alike = next((replica for other, replica in made if other == config), None)
+        made.append((config, alike or _replica(config, kv_bytes_per_token)))
+    return PoolSpec(name, [replica for _, replica in made], ROUTERS[router.replace("_", "-")]())
+
+
+def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
+    options = {name: value for name, value in config.items() if name not in NOT_OPTIONS}
+    return ReplicaSpec(
+        policy=POLICIES[config["policy"]](**options),
+        num_blocks=config["total_blocks"],
+        step_time=LinearStepTime(**config["step_time"]),
+        block_tokens=config.get("block_tokens", 16),
+        max_model_len=config.get("max_model_len"),
+        kv_bytes_per_token=kv_bytes_per_token,
+    )
+
+
+def _names(pool: PoolSpec) -> list[str]:
+    return [f"{pool.name}{i}" for i in range(len(pool.replicas))]
+
+
+def _observed(spec: Spec, result: SimulationResult, names: list[str]) -> Observed:
+    table = {name: column.tolist() for name, column in result.requests.items()}
+    assert table["index"] == list(range(len(spec["requests"])))
+    requests = [
+        {
+            "status": STATES[table["state"][i]],
+            "reason": result.reasons[table["reason"][i]] or None,
+            "token_times_ns": result.token_times_ns(i).tolist(),
+            "preemptions": table["preemptions"][i],
+            "replica": _name(names, table["replica"][i]),
+            "decode_replica": _name(names, table["decode_replica"][i]),
+        }
+        for i in table["index"]
+    ]
+    log: dict[str, list[Any]] = {}
+    for x in result.decisions:
+        entry = [x.start_ns, x.end_ns, dict(x.tokens), list(x.preempted), x.free_after]
+        log.setdefault(names[x.replica], []).append(entry)
+    return {"requests": requests, "log": log, "transfers": _transfers(spec, result, names)}
+
+
+def _name(names: list[str], place: int) -> str | None:
+    return None if place < 0 else names[place]
+
+
+def _transfers(spec: Spec, result: SimulationResult, names: list[str]) -> list[list[Any]]:
+    t = {name: column.tolist() for name, column in result.transfers.items()}
+    columns = ("request", "source", "target", "start_ns", "end_ns", "bytes")
+    rows = []
+    for request, source, target, start, end, num_bytes in zip(*map(t.get, columns), strict=True):
+        layout = spec["disaggregated"]
+        block_tokens = layout["prefill"][source].get("block_tokens", 16)
+        blocks = num_bytes // (block_tokens * layout["transfer"]["kv_bytes_per_token"])
+        rows.append([request, names[source], names[target], start, end, blocks])
+    return by_start(rows)

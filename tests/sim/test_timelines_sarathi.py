@@ -49,7 +49,7 @@ def test_one_seat_and_the_watermark_hold_back_admission(engine: Engine) -> None:
     got = run(engine, requests, replica("sarathi", 100, block_tokens=1, max_num_seqs=2))
 
     # Watermark 1. 0: request 0 takes 60; request 1's 39 would leave 1, which is the watermark, so
-    #    it runs; no seat for request 2: P = 99: 109. 109: request 1 has ended, 40 free. Decode 0 and
-    #    P = 2: 10 + 2 + 2 = 14 -> 123.
+    #    it runs; no seat for request 2: P = 99: 109. 109: request 1 has ended, 40 free. Decode 0
+    #    and P = 2: 10 + 2 + 2 = 14 -> 123.
     assert got.tokens == [[109, 123], [109], [123]]
     assert got.free["replica0"] == [1, 37]
