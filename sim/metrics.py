@@ -53,6 +53,17 @@ class Metric:
     definition: str
     better: Literal["lower", "higher", "neither"] = "lower"
 
+    @property
+    def name_in_files(self) -> str:
+        """The key with its unit, such as ``ttft_s`` or ``goodput_requests_per_s``."""
+        unit = self.unit.replace("/", "_per_")
+        return self.key if not unit or self.key.endswith(unit) else f"{self.key}_{unit}"
+
+    @property
+    def heading(self) -> str:
+        """Title and unit, for axes and tables."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
 
 METRICS: dict[str, Metric] = {
     metric.key: metric
@@ -128,19 +139,19 @@ METRICS: dict[str, Metric] = {
         Metric(
             "throughput_out_per_gpu",
             "Output throughput per GPU",
-            "tokens/s/GPU",
+            "tokens/s",
             "Output throughput / GPUs of all pools.",
             "higher",
         ),
         Metric(
             "throughput_in_per_gpu",
             "Input throughput per GPU",
-            "tokens/s/GPU",
+            "tokens/s",
             "Input throughput / GPUs of all pools.",
             "higher",
         ),
         Metric(
-            "request_rate",
+            "arrival_rate",
             "Arrival rate",
             "requests/s",
             "Measured requests per second of the window.",

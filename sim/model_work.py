@@ -8,29 +8,78 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.metrics import NS_PER_S, Ints, ReplicaFacts, Requests, per_second
+from sim.specs import DeviceSpec, ModelSpec, kv_bytes_per_token, weight_bytes
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What one replica runs on.
+
+    Attributes:
+        device: Its GPUs.
+        tensor_parallel: How many of them.
+        precision: Of the weights.
+        kv_dtype: Of the KV memory.
+    """
+
+    device: DeviceSpec
+    tensor_parallel: int = 1
+    precision: str = "bf16"
+    kv_dtype: str = "bf16"
 
 
 @dataclass(frozen=True)
 class ModelWork:
-    """What a model costs per token, for MFU and MBU; only where every replica runs the same model.
+    """What a model costs per token and what the GPUs of a run could do.
 
     Attributes:
         flops_per_token: Linear layers, per token computed.
         flops_per_pair: Attention, per (query token, key token) pair.
         flops_per_sample: LM head, per token emitted.
-        weight_bytes: Read once per iteration, over all GPUs of a replica.
         kv_bytes_per_token: Read once per token of context by a decode, written once per token.
-        peak_flops_per_s: Dense peak of one GPU at the precision in use.
-        peak_bytes_per_s: Memory bandwidth of one GPU.
+        weight_bytes: Read per iteration of each replica, over all its GPUs, in order of replica.
+        peak_flops_per_s: Dense peak of all GPUs together.
+        peak_bytes_per_s: Memory bandwidth of all GPUs together.
     """
 
     flops_per_token: float
     flops_per_pair: float
     flops_per_sample: float
-    weight_bytes: float
     kv_bytes_per_token: float
+    weight_bytes: tuple[float, ...]
     peak_flops_per_s: float
     peak_bytes_per_s: float
+
+
+def model_work(model: ModelSpec, replicas: Sequence[Hardware]) -> ModelWork:
+    """Derive the costs from the architecture, and the peaks from the data sheets.
+
+    A mixture of experts counts the experts of each token in FLOPs and all experts in bytes. Where
+    KV types differ between pools, that of the last replica counts, which is one that decodes.
+    """
+    experts = max(1, model.experts_per_token)
+    weights = model.layers * (model.attention_weights + experts * model.expert_weights)
+    return ModelWork(
+        flops_per_token=2.0 * weights,
+        flops_per_pair=4.0 * model.layers * model.heads * model.head_dim,
+        flops_per_sample=2.0 * model.vocab * model.hidden,
+        kv_bytes_per_token=float(kv_bytes_per_token(model, replicas[-1].kv_dtype)),
+        weight_bytes=tuple(_bytes_per_iteration(model, hardware) for hardware in replicas),
+        peak_flops_per_s=sum(
+            hardware.tensor_parallel * hardware.device.peak_flops(hardware.precision)
+            for hardware in replicas
+        ),
+        peak_bytes_per_s=sum(
+            hardware.tensor_parallel * hardware.device.memory_bytes_per_s for hardware in replicas
+        ),
+    )
+
+
+def _bytes_per_iteration(model: ModelSpec, hardware: Hardware) -> float:
+    # Of the input embedding only the rows of the batch's tokens are read; as an LM head all are.
+    looked_up = 0 if model.tied_embeddings else 2 * model.vocab * model.hidden
+    tp = hardware.tensor_parallel
+    return float(tp * weight_bytes(model, hardware.precision, tp) - looked_up)
 
 
 def useful_flops(requests: Requests, work: ModelWork) -> float:
@@ -46,14 +95,17 @@ def useful_flops(requests: Requests, work: ModelWork) -> float:
     )
 
 
-def moved_bytes(requests: Requests, iterations: int, work: ModelWork) -> float:
-    """Bytes of weights and KV that the iterations move, activations and prefill reads left out."""
+def moved_bytes(requests: Requests, work: ModelWork, replicas: Sequence[ReplicaFacts]) -> float:
+    """Bytes of weights and KV that the iterations move; activations and prefill reads left out."""
     prompt, emitted = _served(requests)
     decodes = emitted - 1
     # The decode that emits token k attends to p + k - 1 tokens, k = 2 .. emitted.
     contexts = decodes * prompt + decodes * (decodes + 1) // 2
     kv_tokens = float(contexts.sum()) + float((prompt + decodes).sum())
-    return work.weight_bytes * iterations + work.kv_bytes_per_token * kv_tokens
+    weights = sum(
+        replica.iterations * each for replica, each in zip(replicas, work.weight_bytes, strict=True)
+    )
+    return weights + work.kv_bytes_per_token * kv_tokens
 
 
 def _served(requests: Requests) -> tuple[Ints, Ints]:
@@ -61,10 +113,10 @@ def _served(requests: Requests) -> tuple[Ints, Ints]:
     return requests["prompt_tokens"][served], requests["emitted_tokens"][served]
 
 
-def mfu(requests: Requests, work: ModelWork, gpus: int, span_ns: tuple[int, int]) -> float:
-    """Model FLOPs utilisation, a share; NaN over no time."""
+def mfu(requests: Requests, work: ModelWork, span_ns: tuple[int, int]) -> float:
+    """Model FLOPs utilisation over the span, a share; NaN over no time."""
     seconds = (span_ns[1] - span_ns[0]) / NS_PER_S
-    return per_second(useful_flops(requests, work), work.peak_flops_per_s * gpus * seconds)
+    return per_second(useful_flops(requests, work), work.peak_flops_per_s * seconds)
 
 
 def mbu(
@@ -73,9 +125,6 @@ def mbu(
     replicas: Sequence[ReplicaFacts],
     span_ns: tuple[int, int],
 ) -> float:
-    """Model bandwidth utilisation, a share; NaN over no time."""
+    """Model bandwidth utilisation over the span, a share; NaN over no time."""
     seconds = (span_ns[1] - span_ns[0]) / NS_PER_S
-    iterations = sum(replica.iterations for replica in replicas)
-    gpus = sum(replica.gpus for replica in replicas)
-    moved = moved_bytes(requests, iterations, work)
-    return per_second(moved, work.peak_bytes_per_s * gpus * seconds)
+    return per_second(moved_bytes(requests, work, replicas), work.peak_bytes_per_s * seconds)

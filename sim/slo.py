@@ -28,11 +28,11 @@ class Windows:
     """Arrivals at both ends of a run that are simulated but not measured.
 
     Attributes:
-        warmup_s: Length after the first arrival, seconds.
+        warm_up_s: Length after the first arrival, seconds.
         drain_s: Length before the last arrival, seconds.
     """
 
-    warmup_s: float = 0.0
+    warm_up_s: float = 0.0
     drain_s: float = 0.0
 
     def bounds_ns(self, arrival_ns: Ints) -> tuple[int, int]:
@@ -44,11 +44,11 @@ class Windows:
         if not len(arrival_ns):
             return 0, 0
         first, last = int(arrival_ns.min()), int(arrival_ns.max())
-        start = first + round(self.warmup_s * NS_PER_S)
+        start = first + round(self.warm_up_s * NS_PER_S)
         end = last - round(self.drain_s * NS_PER_S)
         if start > end:
             raise ConfigError(
-                f"warmup_s {self.warmup_s:g} and drain_s {self.drain_s:g} leave nothing to "
+                f"warm_up_s {self.warm_up_s:g} and drain_s {self.drain_s:g} leave nothing to "
                 f"measure: arrivals span {(last - first) / NS_PER_S:g} s; give less in all"
             )
         return start, end

@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 from sim import metrics
 from sim.errors import ConfigError
 from sim.metrics import METRICS
-from sim.model_work import ModelWork, mbu, mfu, moved_bytes, useful_flops
+from sim.model_work import (
+    Hardware,
+    ModelWork,
+    mbu,
+    mfu,
+    model_work,
+    moved_bytes,
+    useful_flops,
+)
 from sim.records import STATES
 from sim.slo import NO_CLASS, SLO, Windows, class_groups, slo_attainment
+from sim.specs import load_device, load_model
 
 S = 1_000_000_000
 
@@ -82,6 +91,12 @@ def test_every_per_request_metric_is_defined_in_the_dictionary():
     assert all("  " not in metric.definition for metric in METRICS.values())
 
 
+def test_names_in_files_end_in_their_unit():
+    names = {metric.name_in_files for metric in METRICS.values()}
+    assert {"ttft_s", "normalised_latency_s_per_token", "throughput_out_tokens_per_s"} <= names
+    assert {"recomputed_tokens", "slo_attainment", "goodput_requests_per_s"} <= names
+
+
 # Percentiles
 
 
@@ -139,17 +154,17 @@ def test_merged_gaps_count_every_gap_once(parts):
 
 def test_windows_leave_out_both_ends_and_keep_the_bounds():
     arrival_ns = table()["arrival_ns"]
-    mask = Windows(warmup_s=1, drain_s=1).mask(arrival_ns)
+    mask = Windows(warm_up_s=1, drain_s=1).mask(arrival_ns)
     assert mask.tolist() == [False, True, True, True, False]
 
 
 def test_windows_count_from_the_first_arrival():
-    mask = Windows(warmup_s=1).mask(table()["arrival_ns"] + 500 * S)
+    mask = Windows(warm_up_s=1).mask(table()["arrival_ns"] + 500 * S)
     assert mask.tolist() == [False, True, True, True, True]
 
 
 def test_windows_that_leave_nothing_are_refused_with_the_span():
-    with pytest.raises(ConfigError, match=r"warmup_s 3 and drain_s 2 .* span 4 s"):
+    with pytest.raises(ConfigError, match=r"warm_up_s 3 and drain_s 2 .* span 4 s"):
         Windows(3, 2).mask(table()["arrival_ns"])
 
 
@@ -222,10 +237,10 @@ WORK = ModelWork(
     flops_per_token=1000,
     flops_per_pair=1,
     flops_per_sample=100_000,
-    weight_bytes=7,
     kv_bytes_per_token=2,
-    peak_flops_per_s=1e6,
-    peak_bytes_per_s=1e3,
+    weight_bytes=(7,),
+    peak_flops_per_s=2e6,
+    peak_bytes_per_s=2e3,
 )
 
 
@@ -242,11 +257,21 @@ def test_useful_flops_count_each_token_and_each_pair_once():
 
 def test_moved_bytes_are_weights_per_iteration_and_kv_per_context():
     # Iterations: prefill, then decodes over 4 and 5 tokens; 5 tokens are written.
-    assert moved_bytes(one_request(), 3, WORK) == 3 * 7 + 2 * (4 + 5 + 5)
+    assert moved_bytes(one_request(), WORK, [Replica(iterations=3)]) == 3 * 7 + 2 * (4 + 5 + 5)
 
 
 def test_mfu_and_mbu_are_shares_of_the_peak_of_all_gpus():
-    replica = Replica(iterations=3)
-    assert mfu(one_request(), WORK, 2, (0, 2 * S)) == 305_015 / 4e6
-    assert mbu(one_request(), WORK, [replica], (0, 2 * S)) == 49 / 4e3
-    assert np.isnan(mfu(one_request(), WORK, 2, (0, 0)))
+    assert mfu(one_request(), WORK, (0, 2 * S)) == 305_015 / 4e6
+    assert mbu(one_request(), WORK, [Replica(iterations=3)], (0, 2 * S)) == 49 / 4e3
+    assert np.isnan(mfu(one_request(), WORK, (0, 0)))
+
+
+def test_model_work_of_llama_2_7b_is_two_flops_per_parameter():
+    model, device = load_model("llama-2-7b"), load_device("a100-80gb-sxm")
+    work = model_work(model, [Hardware(device, tensor_parallel=2)] * 3)
+    per_token = work.flops_per_token + work.flops_per_sample
+    embedding = model.vocab * model.hidden
+    assert per_token == pytest.approx(2 * (model.parameters - embedding), rel=1e-3)
+    assert work.flops_per_pair == 4 * 32 * 4096
+    assert work.weight_bytes == pytest.approx([2 * (model.parameters - embedding)] * 3, rel=1e-3)
+    assert work.peak_flops_per_s == 6 * device.bf16_flops

@@ -1,0 +1,125 @@
+"""The summary of a run that can be worked by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.summary import summarize
+from sim.metrics import METRICS
+from sim.records import FINISHED, REJECTED, UNFINISHED
+from sim.slo import SLO, Windows
+
+S = 1_000_000_000
+
+
+class Replica:
+    name, pool, gpus, total_blocks = "main-0", "main", 2, 10
+    busy_ns, iterations = 5 * S, 50
+
+
+def requests(**columns):
+    base = {
+        "arrival_ns": np.array([0, 1, 2, 4]) * S,
+        "prompt_tokens": np.array([10, 20, 30, 40]),
+        "emitted_tokens": np.array([3, 0, 1, 2]),
+        "state": np.array([FINISHED, REJECTED, FINISHED, UNFINISHED], np.int8),
+        "reason": np.array([0, 1, 0, 0], np.int16),
+        "first_scheduled_ns": np.array([0, -1, 2 * S, 5 * S]),
+        "prefill_end_ns": np.array([1 * S, -1, 4 * S, 6 * S]),
+        "first_token_ns": np.array([1 * S, -1, 4 * S, 6 * S]),
+        "last_token_ns": np.array([3 * S, -1, 4 * S, 8 * S]),
+        "end_ns": np.array([3 * S, 1 * S, 4 * S, -1]),
+        "largest_itl_ns": np.array([S, -1, -1, 2 * S]),
+        "preemptions": np.array([1, 0, 0, 2]),
+        "recomputed_tokens": np.array([11, 0, 0, 5]),
+        "cached_tokens": np.zeros(4, np.int64),
+    }
+    return base | columns
+
+
+SERIES = {
+    "time_ns": np.array([0, 2, 4]) * S,
+    "replica": np.zeros(3, np.int64),
+    "waiting": np.array([0, 0, 1]),
+    "running": np.array([1, 0, 3]),
+    "used_blocks": np.array([2, 0, 10]),
+}
+ITL = {"(none)": (np.array([S, 2 * S]), np.array([2, 1]))}
+
+
+def summary(table=None, itl=ITL, **options):
+    return summarize(
+        table or requests(),
+        itl=itl,
+        series=SERIES,
+        replicas=[Replica()],
+        reasons=["", "over_pool"],
+        run_end_ns=10 * S,
+        **options,
+    )
+
+
+def test_every_request_is_counted_once_and_reasons_are_named():
+    result = summary()
+    assert result["requests"] == {
+        "arrived": 4,
+        "finished": 2,
+        "rejected": 1,
+        "cancelled": 0,
+        "failed": 0,
+        "unfinished": 1,
+    }
+    assert result["reasons"] == {"over_pool": 1}
+
+
+def test_overall_metrics_of_the_hand_worked_run():
+    overall = summary(slo=SLO(ttft_s=1))["overall"]
+    assert overall["ttft_s"]["mean"] == pytest.approx((1 + 2 + 2) / 3)
+    assert overall["itl_s"]["p50"] == 1
+    assert overall["itl_s"]["p99"] == 2
+    assert overall["throughput_out_tokens_per_s"] == 6 / 10
+    assert overall["throughput_in_per_gpu_tokens_per_s"] == 80 / 10 / 2
+    assert overall["slo_attainment"] == 1 / 4
+    assert overall["goodput_requests_per_s"] == 1 / 4
+    assert overall["preemptions"] == 3
+    assert overall["batch_size_requests"]["mean"] == 2
+    assert overall["kv_use"]["max"] == 1
+    assert overall["utilisation"] == 0.5
+    assert overall["mfu"] is None
+
+
+def test_the_summary_names_every_metric_in_the_dictionary():
+    assert set(summary()["overall"]) == {metric.name_in_files for metric in METRICS.values()}
+
+
+def test_windows_leave_requests_out_of_metrics_but_not_of_the_count():
+    result = summary(windows=Windows(warm_up_s=1.5))
+    assert result["requests"]["arrived"] == 4
+    assert result["measured_requests"]["arrived"] == 2
+    assert result["overall"]["ttft_s"]["n"] == 2
+    assert result["overall"]["throughput_out_tokens_per_s"] == 3 / 8.5
+
+
+def test_classes_are_summed_up_apart_with_their_own_targets():
+    table = requests(request_class=np.array(["a", "b", "b", "b"], object))
+    itl = {"a": (np.array([S]), np.array([2])), "b": (np.array([2 * S]), np.array([1]))}
+    result = summary(table, itl, slo=SLO(ttft_s=1, classes={"b": SLO(ttft_s=2)}))
+    assert list(result["classes"]) == ["a", "b"]
+    assert result["classes"]["b"]["slo_attainment"] == 1 / 3
+    assert result["classes"]["b"]["itl_s"]["n"] == 1
+    assert result["overall"]["itl_s"]["n"] == 3
+    assert result["overall"]["slo_attainment"] == 2 / 4
+
+
+def test_the_summary_is_strict_json_and_the_same_every_time():
+    text = json.dumps(summary(), allow_nan=False)
+    assert text == json.dumps(summary(), allow_nan=False)
+
+
+def test_a_run_in_which_nothing_arrived_has_a_summary():
+    empty = {name: column[:0] for name, column in requests().items()}
+    result = summary(empty, {})
+    assert result["requests"]["arrived"] == 0
+    assert result["overall"]["ttft_s"]["p99"] is None
+    assert result["verdict"]["name"] == "too short to tell"
