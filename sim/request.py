@@ -1,13 +1,16 @@
-"""What arrives: `Arrival`, one request of a workload, and `Trace`, many of them as columns."""
+"""What arrives (`Arrival`, and `Trace`, many of them as columns) and `Request`, one on a replica."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from sim.decode_group import DecodeGroup
 
 Ints = npt.NDArray[np.int64]
 
@@ -167,3 +170,140 @@ class Trace:
 
 
 _ABSENT = tuple(Arrival._field_defaults.values())[1:]
+
+
+class Identity(NamedTuple):
+    """What a trace says of a request beside its lengths; all absent by default.
+
+    See `Arrival` for the fields.
+    """
+
+    session: str | None = None
+    turn: int | None = None
+    request_class: str | None = None
+    tenant: str | None = None
+    block_ids: Sequence[int] | None = None
+    block_ids_tokens: int | None = None
+
+
+ANONYMOUS = Identity()
+
+
+class Request:
+    """A request on one replica, as its policy sees it: there is no true output length here.
+
+    While it decodes in lockstep with others (`sim.decode_group`), its counters follow the group's
+    clock, so that an iteration costs nothing per request.
+
+    Attributes:
+        index: Position in trace order.
+        prompt_tokens: p.
+        max_tokens: m, as this replica sees it (1 on a prefill replica).
+        order: Rank in order of arrival in the cluster.
+        joined_ns: When it joined this replica's queue.
+        priority: Lower is served first.
+        deadline_ns: Absolute instant of the wanted first token, or None.
+        predicted_tokens: A predictor's guess of the output length; None without a predictor.
+        oracle_tokens: The true output length, only for a policy that asks to be clairvoyant
+            (`Policy.clairvoyant`); None otherwise.
+        identity: Session, class, tenant and block ids.
+        target_tokens: Tokens to prefill, fixed at (re-)admission; 0 while waiting.
+        held_blocks: Blocks of KV memory given to it explicitly; see `BlockPool.held`.
+        seat: Rank in order of joining `running`; -1 while not running.
+        preemptions: How often it was preempted on this replica.
+    """
+
+    __slots__ = (
+        "computed_then",
+        "deadline_ns",
+        "emitted_then",
+        "group",
+        "grows",
+        "held_blocks",
+        "identity",
+        "index",
+        "joined_ns",
+        "max_tokens",
+        "oracle_tokens",
+        "order",
+        "predicted_tokens",
+        "preemptions",
+        "priority",
+        "prompt_tokens",
+        "seat",
+        "since",
+        "target_tokens",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        order: int = 0,
+        joined_ns: int = 0,
+        priority: int = 0,
+        deadline_ns: int | None = None,
+        predicted_tokens: int | None = None,
+        oracle_tokens: int | None = None,
+        identity: Identity = ANONYMOUS,
+    ) -> None:
+        self.index = index
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.order = order
+        self.joined_ns = joined_ns
+        self.priority = priority
+        self.deadline_ns = deadline_ns
+        self.predicted_tokens = predicted_tokens
+        self.oracle_tokens = oracle_tokens
+        self.identity = identity
+        self.target_tokens = 0
+        self.held_blocks = 0
+        self.seat = -1
+        self.preemptions = 0
+        # Progress at the moment it joined `group` (or now, outside a group).
+        self.emitted_then = 0
+        self.computed_then = 0
+        self.group: DecodeGroup | None = None
+        self.since = 0
+        self.grows = 0
+
+    @property
+    def emitted_tokens(self) -> int:
+        """Output tokens emitted so far."""
+        group = self.group
+        return self.emitted_then if group is None else self.emitted_then + group.clock - self.since
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose KV is stored."""
+        group = self.group
+        return self.computed_then if group is None else self.computed_then + group.clock - self.since
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and emitted tokens: what a (re-)prefill has to compute."""
+        return self.prompt_tokens + self.emitted_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Known tokens not yet computed: the rest of a prefill, or 1 for a decode."""
+        return self.known_tokens - self.computed_tokens
+
+    @property
+    def prefilling(self) -> bool:
+        """Admitted, its prefill not yet complete. A one-token piece of it is a prefill too."""
+        return self.computed_then < self.target_tokens
+
+    @property
+    def decoding(self) -> bool:
+        """Running with its prefill complete: each iteration may give one token."""
+        return self.seat >= 0 and self.computed_then >= self.target_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.index}: prompt {self.prompt_tokens}, max {self.max_tokens}, "
+            f"computed {self.computed_tokens}, emitted {self.emitted_tokens})"
+        )

@@ -1,0 +1,41 @@
+"""Policies, routers, queue orders and predictors: one file each, named in the dicts below.
+
+To add a policy, write a file like `orca.py` and name its class in `POLICIES`; the fields of the
+dataclass are its options in a config. Names are written with hyphens, options with underscores.
+"""
+
+from policies.orca import Orca
+from policies.orders import Deadline, Priority, ShortestFirst, ShortestRemaining
+from policies.predictors import Bucket, Noisy, Oracle
+from policies.prefill_first import PrefillFirst
+from policies.routing import LeastOutstanding, LeastTokens, PowerOfTwo, RandomChoice, RoundRobin
+from policies.sarathi import Sarathi
+from policies.static_batching import StaticBatching
+from policies.token_budget import TokenBudget
+from sim.queue import FirstCome
+
+POLICIES = {
+    "static": StaticBatching,
+    "orca": Orca,
+    "vllm-v0": PrefillFirst,
+    "vllm-v1": TokenBudget,
+    "sarathi": Sarathi,
+}
+
+ROUTERS = {
+    "round-robin": RoundRobin,
+    "random": RandomChoice,
+    "least-outstanding": LeastOutstanding,
+    "least-tokens": LeastTokens,
+    "power-of-two": PowerOfTwo,
+}
+
+ORDERS = {
+    "fcfs": FirstCome,
+    "sjf": ShortestFirst,
+    "srtf": ShortestRemaining,
+    "priority": Priority,
+    "edf": Deadline,
+}
+
+PREDICTORS = {"oracle": Oracle, "noisy": Noisy, "bucket": Bucket}

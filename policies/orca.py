@@ -1,0 +1,84 @@
+"""Orca: iteration-level scheduling, whole prompts join the running decodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
+from sim.errors import ConfigError
+from sim.kvcache import BlockPool
+from sim.policy import Policy, ReplicaState
+from sim.request import Request
+
+
+@dataclass
+class Orca(Policy):
+    """Every running request decodes in every iteration; waiting ones join with their whole prompt.
+
+    Memory for the longest possible output is reserved at admission and kept to the end, so nobody is
+    ever preempted.
+
+    Source: Yu et al., OSDI 2022 (Orca), section 4; `reserve` as in the vLLM paper's Orca (Max) and
+    Orca (Oracle), Kwon et al., SOSP 2023, section 6.1. The public ports default to batches of 128 and
+    reserve max_model_len.
+
+    Args:
+        max_batch_size: Most requests running at once.
+        reserve: Blocks reserved at admission: for the prompt and `max_tokens`, for `max_model_len`,
+            or for the prompt and the true output (``oracle``, a bound that no real system reaches).
+    """
+
+    max_batch_size: int = 64
+    reserve: Literal["max_tokens", "max_model_len", "oracle"] = "max_tokens"
+
+    @property
+    def seats(self) -> int:
+        """Most requests running at once."""
+        return self.max_batch_size
+
+    @property
+    def clairvoyant(self) -> bool:  # type: ignore[override]
+        """Whether the true output length is needed."""
+        return self.reserve == "oracle"
+
+    def check(self, total_blocks: int, block_tokens: int, max_model_len: int | None) -> None:
+        """`max_model_len` must be known where it is reserved."""
+        if self.reserve == "max_model_len" and max_model_len is None:
+            raise ConfigError("policy.reserve: max_model_len needs max_model_len to be set")
+
+    def schedule(self, state: ReplicaState) -> ScheduledBatch:
+        """All decodes, then whole prompts in order while there are seats and memory."""
+        batch = ScheduledBatch(repeat=UNTIL_CHANGE)
+        state.decode_all(batch)
+        while state.waiting:
+            request = state.waiting.head
+            if len(state.running) >= self.max_batch_size:
+                batch.cause = Cause.NO_SEAT
+                break
+            if not state.kv.allocate(request, self._reserved_tokens(request, state.max_model_len)):
+                batch.cause = Cause.NO_BLOCKS
+                break
+            state.admit(request)
+            batch.tokens[request] = request.remaining_tokens
+        return batch
+
+    def refuse(self, request: Request, kv: BlockPool, max_model_len: int | None) -> str | None:
+        """Too long for the model, or a reservation larger than the pool."""
+        if max_model_len is not None and request.prompt_tokens + request.max_tokens > max_model_len:
+            return "over_model_len"
+        reserved = kv.blocks_for(self._reserved_tokens(request, max_model_len))
+        return "over_pool" if reserved > kv.total_blocks else None
+
+    def transfer_tokens(self, request: Request, max_model_len: int | None) -> int:
+        """On a decode replica the whole reservation is taken before the transfer (rule 31)."""
+        return self._reserved_tokens(request, max_model_len)
+
+    def _reserved_tokens(self, request: Request, max_model_len: int | None) -> int:
+        if self.reserve == "max_model_len":
+            assert max_model_len is not None
+            return max_model_len
+        if self.reserve == "oracle":
+            assert request.oracle_tokens is not None
+            return request.prompt_tokens + request.oracle_tokens
+        return request.prompt_tokens + request.max_tokens

@@ -1,0 +1,106 @@
+"""vLLM's first scheduler: prefills go first and alone, decodes wait for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
+from sim.errors import ConfigError
+from sim.kvcache import BlockPool
+from sim.policy import Policy, ReplicaState
+from sim.request import Request
+
+
+@dataclass
+class PrefillFirst(Policy):
+    """A step that admits anybody is prefill only; else all running requests decode.
+
+    Paged memory without reservations: when a decode finds no free block, the last of running gives up
+    its memory and is recomputed later.
+
+    Source: vLLM 0.4 to 0.8, ``vllm/core/scheduler.py`` (``_schedule_default``), without chunked
+    prefill. Differences: the engine decides by current length where we reject by prompt + max_tokens;
+    0.4 sorts running by arrival; from 0.6 outputs may be processed one step late. Preemption is by
+    recompute; swapping is not modelled yet.
+
+    Args:
+        max_num_seqs: Most requests running at once.
+        max_num_batched_tokens: Most prompt tokens of a prefill step; None for
+            max(2048, max_model_len), the engine's default.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+
+    @property
+    def seats(self) -> int:
+        """Most requests running at once."""
+        return self.max_num_seqs
+
+    def watermark_blocks(self, total_blocks: int) -> int:
+        """1 % of the pool is kept free at admission."""
+        return total_blocks // 100
+
+    def check(self, total_blocks: int, block_tokens: int, max_model_len: int | None) -> None:
+        """A prompt that the model accepts must fit a step (rule 7)."""
+        budget = self.max_num_batched_tokens
+        if budget is not None and max_model_len is not None and budget < max_model_len:
+            raise ConfigError(
+                f"policy.max_num_batched_tokens: {budget} is under max_model_len {max_model_len}, so "
+                f"that long prompts could never run; give at least {max_model_len}"
+            )
+
+    def refuse(self, request: Request, kv: BlockPool, max_model_len: int | None) -> str | None:
+        """As every paged policy; without max_model_len a recompute must fit the budget as well."""
+        if max_model_len is None:
+            most = request.prompt_tokens + request.max_tokens - 1
+            if most > self._budget(max_model_len):
+                return "over_token_budget"
+        return super().refuse(request, kv, max_model_len)
+
+    def schedule(self, state: ReplicaState) -> ScheduledBatch:
+        """Prefills if anybody can be admitted, else decodes."""
+        batch = ScheduledBatch()
+        self._prefills(state, batch)
+        if not batch.tokens:
+            self._decodes(state, batch)
+        return batch
+
+    def _prefills(self, state: ReplicaState, batch: ScheduledBatch) -> None:
+        waiting, left = state.waiting, self._budget(state.max_model_len)
+        watermark = self.watermark_blocks(state.kv.total_blocks)
+        while waiting:
+            if len(state.running) >= self.max_num_seqs:
+                batch.cause = Cause.NO_SEAT
+                return
+            request = waiting.head
+            tokens = request.known_tokens
+            if tokens > left:
+                batch.cause = Cause.NO_BUDGET
+                return
+            if not state.kv.allocate(request, tokens, keep_free=watermark):
+                batch.cause = Cause.NO_BLOCKS
+                return
+            state.admit(request)
+            batch.tokens[request] = tokens
+            left -= tokens
+
+    def _decodes(self, state: ReplicaState, batch: ScheduledBatch) -> None:
+        batch.repeat, batch.spare_blocks = UNTIL_CHANGE, 1
+        if not state.decode_all(batch, spare_blocks=1):
+            self._make_room(state)
+            state.decode_all(batch)
+        for request in state.prefilling:  # the last prompt token, recomputed after a transfer
+            batch.tokens[request] = request.remaining_tokens
+
+    def _make_room(self, state: ReplicaState) -> None:
+        """Let each decode in turn find one free block, preempting from the tail."""
+        later = deque(state.running)
+        while later:
+            request = later.popleft()
+            if request.decoding:
+                state.make_room(request, later, spare_blocks=1)
+
+    def _budget(self, max_model_len: int | None) -> int:
+        return self.max_num_batched_tokens or max(2048, max_model_len or 0)

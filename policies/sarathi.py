@@ -1,0 +1,80 @@
+"""Sarathi-Serve: chunked prefills that ride along with the decodes, which never stall."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
+from sim.policy import Policy, ReplicaState
+
+
+@dataclass
+class Sarathi(Policy):
+    """Every decode is in every iteration; prefill chunks take the rest of the token budget.
+
+    Source: Agrawal et al., OSDI 2024 (Sarathi-Serve), and its
+    ``sarathi/core/scheduler/sarathi_scheduler.py``. Differences: the engine sorts running by arrival
+    and never rejects a prompt that cannot fit; that a step which preempted admits nobody is our rule,
+    which comes to the same.
+
+    Args:
+        budget_tokens: Tokens one iteration computes; decodes may exceed it, chunks fill it.
+        max_num_seqs: Most requests running at once.
+    """
+
+    budget_tokens: int = 512
+    max_num_seqs: int = 128
+
+    @property
+    def seats(self) -> int:
+        """Most requests running at once."""
+        return self.max_num_seqs
+
+    def watermark_blocks(self, total_blocks: int) -> int:
+        """1 % of the pool is kept free at admission."""
+        return total_blocks // 100
+
+    def schedule(self, state: ReplicaState) -> ScheduledBatch:
+        """Decodes, then chunks of prefills under way, then new requests, within the budget."""
+        batch = ScheduledBatch(repeat=UNTIL_CHANGE, spare_blocks=1)
+        if not state.decode_all(batch, spare_blocks=1):
+            self._make_room(state)
+            state.decode_all(batch)
+        left = max(0, self.budget_tokens - state.group.size)
+        for request in state.prefilling:
+            if not left:
+                break
+            batch.tokens[request] = tokens = min(request.remaining_tokens, left)
+            left -= tokens
+        if state.preempted:
+            batch.cause = Cause.PREEMPTED
+        elif state.waiting:
+            self._admit(state, batch, left)
+        return batch
+
+    def _make_room(self, state: ReplicaState) -> None:
+        """Let each decode in turn find one free block; half-prefilled ones met are passed over."""
+        later = deque(state.running)
+        while later:
+            request = later.popleft()
+            if request.decoding:
+                state.make_room(request, later, spare_blocks=1)
+
+    def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> None:
+        waiting, watermark = state.waiting, self.watermark_blocks(state.kv.total_blocks)
+        while waiting:
+            if not left:
+                batch.cause = Cause.NO_BUDGET
+                return
+            if len(state.running) >= self.max_num_seqs:
+                batch.cause = Cause.NO_SEAT
+                return
+            request = waiting.head
+            whole = request.known_tokens
+            if not state.kv.allocate(request, whole, keep_free=watermark):
+                batch.cause = Cause.NO_BLOCKS
+                return
+            state.admit(request)
+            batch.tokens[request] = tokens = min(whole, left)
+            left -= tokens

@@ -1,0 +1,154 @@
+"""vLLM V1: no phases; one token budget, spent on running requests in order, then on new ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
+from sim.policy import Policy, ReplicaState
+from sim.request import Request
+
+
+@dataclass
+class TokenBudget(Policy):
+    """Each request's computed tokens catch up with its known ones, within one budget per iteration.
+
+    A decode wants one token, a prefill as many as are left; running requests are served in order, so
+    that a long prefill ahead of a decode can take the budget. Blocks are taken chunk by chunk.
+
+    Source: vLLM 0.8 to 0.19, ``vllm/v1/core/sched/scheduler.py``. Differences: one usable block less
+    there (a null block); early versions took up to 4 spare blocks; asynchronous scheduling (default
+    since about 0.14) decides one step ahead. No prefix cache yet.
+
+    Args:
+        max_num_batched_tokens: Token budget of an iteration (8192 for the API server on GPUs of
+            70 GiB and more in newer versions).
+        max_num_seqs: Most requests running at once (1024 there).
+        long_prefill_token_threshold: Largest chunk of one prompt, or None.
+        reserve_full_prompt: Admit only if the whole prompt's blocks are free
+            (``scheduler_reserve_full_isl``, on in vLLM 0.19).
+        watermark: Share of the blocks kept free at admission while something runs.
+    """
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    long_prefill_token_threshold: int | None = None
+    reserve_full_prompt: bool = False
+    watermark: float = 0.0
+
+    pulls_need_seat = True
+
+    @property
+    def seats(self) -> int:
+        """Most requests running at once."""
+        return self.max_num_seqs
+
+    def schedule(self, state: ReplicaState) -> ScheduledBatch:
+        """Running requests in order, then waiting ones."""
+        batch = ScheduledBatch(repeat=UNTIL_CHANGE)
+        batch.in_running_order = True
+        left = self._serve_lockstep(state, batch)
+        if left is None:
+            batch.all_decodes = False
+            left = self._serve_in_turn(state, batch)
+        if state.preempted:
+            batch.cause = Cause.PREEMPTED
+        elif state.waiting:
+            self._admit(state, batch, left)
+        return batch
+
+    def _serve_lockstep(self, state: ReplicaState, batch: ScheduledBatch) -> int | None:
+        """Serve all decodes at once, then prefills: the same as in turn if these stand at the tail.
+
+        Returns the budget left, or None if requests have to be served in turn.
+        """
+        left = self.max_num_batched_tokens - state.num_decoding
+        if left < 0 or (state.prefilling and not _at_tail(state)):
+            return None
+        chunks: list[tuple[Request, int]] = []
+        blocks = 0
+        for request in state.prefilling:
+            tokens = self._chunk(request, request.computed_tokens, left)
+            if not tokens:
+                break
+            chunks.append((request, tokens))
+            have = state.kv.held(request)
+            blocks += max(0, state.kv.blocks_for(request.computed_tokens + tokens) - have)
+            left -= tokens
+        if not state.decode_all(batch, spare_blocks=blocks):
+            return None
+        for request, tokens in chunks:
+            state.kv.allocate(request, request.computed_tokens + tokens)
+            batch.tokens[request] = tokens
+        return left
+
+    def _serve_in_turn(self, state: ReplicaState, batch: ScheduledBatch) -> int:
+        """Walk over running in order, preempting where blocks are short; returns the budget left."""
+        left = self.max_num_batched_tokens
+        later = deque(state.running)
+        while later and left > 0:
+            request = later.popleft()
+            tokens = self._chunk(request, request.computed_tokens, left)
+            gone = len(state.preempted)
+            fits = self._make_room(state, request, tokens, later, batch)
+            left += sum(batch.tokens.pop(victim, 0) for victim in state.preempted[gone:])
+            if not fits:
+                break
+            batch.tokens[request] = tokens
+            left -= tokens
+        decodes = [request for request in batch.tokens if request.decoding]
+        if len(decodes) == state.num_decoding and state.decode_all(batch):
+            for request in decodes:
+                del batch.tokens[request]
+        return left
+
+    def _make_room(
+        self,
+        state: ReplicaState,
+        request: Request,
+        tokens: int,
+        later: deque[Request],
+        batch: ScheduledBatch,
+    ) -> bool:
+        """Blocks for `tokens` more. Victims may be any of running, served ones as well (rule 89)."""
+        if state.order.first_come:
+            return state.make_room(request, later, tokens=tokens)
+        candidates = deque(r for r in state.running if r is not request)
+        fits = state.make_room(request, candidates, tokens=tokens)
+        gone = set(state.preempted)
+        for victim in [r for r in later if r in gone]:
+            later.remove(victim)
+        return fits
+
+    def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> None:
+        waiting, kv = state.waiting, state.kv
+        while waiting:
+            if left <= 0:
+                batch.cause = Cause.NO_BUDGET
+                return
+            if len(state.running) >= self.max_num_seqs:
+                batch.cause = Cause.NO_SEAT
+                return
+            request = waiting.head
+            tokens = self._chunk(request, 0, left)
+            keep = int(self.watermark * kv.total_blocks) if state.running else 0
+            if self.reserve_full_prompt:
+                keep += kv.blocks_for(request.known_tokens) - kv.blocks_for(tokens)
+            if not kv.allocate(request, tokens, keep_free=keep):
+                batch.cause = Cause.NO_BLOCKS
+                return
+            state.admit(request)
+            batch.tokens[request] = tokens
+            left -= tokens
+
+    def _chunk(self, request: Request, computed: int, left: int) -> int:
+        tokens = min(request.known_tokens - computed, left)
+        longest = self.long_prefill_token_threshold
+        return tokens if longest is None else min(tokens, longest)
+
+
+def _at_tail(state: ReplicaState) -> bool:
+    """Whether all half-prefilled requests stand behind all decodes in running."""
+    tail = reversed(state.running)
+    return all(next(tail).prefilling for _ in range(len(state.prefilling)))

@@ -1,0 +1,91 @@
+"""`ScheduledBatch`: what a policy decided for the next iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from sim.request import Request
+
+
+class Cause(IntEnum):
+    """Why the first waiting request was not admitted in a pass."""
+
+    NONE = 0
+    NO_SEAT = 1
+    NO_BLOCKS = 2
+    NO_BUDGET = 3
+    BATCH_RUNNING = 4
+    BATCH_FORMING = 5
+    PREEMPTED = 6
+    PREFILL_STEP = 7
+
+
+UNTIL_CHANGE: Final = 1 << 60
+"""`ScheduledBatch.repeat`: the decision holds until something reaches or leaves the replica."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Work that an iteration does beyond its real tokens (rule 14 of the static policy).
+
+    Attributes:
+        chunks: (tokens, tokens before) of each prefill row as attention computes it, or None.
+        prefill_tokens: Rows through the linear layers in a prefill, or None for the real ones.
+        idle_rows: Finished rows that still go through the linear layers.
+        context_tokens: Context attended to beyond the real one, all rows together.
+    """
+
+    chunks: tuple[tuple[int, int], ...] | None = None
+    prefill_tokens: int | None = None
+    idle_rows: int = 0
+    context_tokens: int = 0
+
+
+class ScheduledBatch:
+    """Tokens that one iteration computes; names only what is new.
+
+    Attributes:
+        tokens: New tokens of each prefill chunk, in batch order. Decodes may be listed here as well,
+            one by one; then only those listed run.
+        all_decodes: Every decoding request computes one token, without being listed. Set by
+            `ReplicaState.decode_all`, which takes the blocks.
+        repeat: How many iterations the same decision holds for if nothing reaches the replica.
+            Only batches without prefill can be repeated. The replica stops earlier where a request
+            finishes or blocks run out.
+        spare_blocks: Blocks that must stay free in every repeated iteration.
+        in_running_order: Requests that end in this iteration leave in order of `running`, not
+            decodes before chunks.
+        cause: Why the first waiting request was not admitted.
+        padding: Work beyond the real tokens, or None.
+    """
+
+    __slots__ = (
+        "all_decodes",
+        "cause",
+        "in_running_order",
+        "padding",
+        "repeat",
+        "spare_blocks",
+        "tokens",
+    )
+
+    def __init__(self, repeat: int = 1, spare_blocks: int = 0) -> None:
+        self.tokens: dict[Request, int] = {}
+        self.all_decodes = False
+        self.repeat = repeat
+        self.spare_blocks = spare_blocks
+        self.in_running_order = False
+        self.cause: int = Cause.NONE
+        self.padding: Padding | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens listed (the decodes of `all_decodes` are not)."""
+        return sum(self.tokens.values())
+
+    def __repr__(self) -> str:
+        listed = {request.index: tokens for request, tokens in self.tokens.items()}
+        rest = " + all decodes" if self.all_decodes else ""
+        return f"ScheduledBatch({listed}{rest}, repeat={self.repeat})"

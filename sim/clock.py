@@ -1,0 +1,69 @@
+"""Instants: integer nanoseconds, and the fixed order of what happens within one (rules 1 and 61).
+
+SimPy orders events of one time by priority. Ours is the phase, then the replica's place, so that
+each phase is completed for all replicas before the next begins, and no order depends on which code
+happened to schedule first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+from simpy import Environment
+from simpy.events import Event
+
+
+class Phase(IntEnum):
+    """Phases of an instant, in order; a new one is one more line here.
+
+    Values leave room for the replica's place below them. SimPy's own priorities 0 and 1 come first.
+    """
+
+    STEP_END = 1 << 32
+    TRANSFER_END = 2 << 32
+    CANCEL = 3 << 32
+    CLUSTER_EVENT = 4 << 32
+    HAND_OVER = 5 << 32
+    ARRIVAL = 6 << 32
+    CAUSED_ARRIVAL = 7 << 32
+    SCHEDULE = 8 << 32
+    SAMPLE = 9 << 32
+
+
+class Instant(Event):
+    """A wake-up at a time and phase.
+
+    It cannot be moved in SimPy's heap. To move one, another takes over its callbacks
+    (`replace`); a wake-up without callbacks is void and passes unnoticed.
+    """
+
+    def __init__(self, env: Environment, when_ns: int, priority: int) -> None:
+        self.env = env
+        self.callbacks: list[Callable[[Any], None]] = []
+        self._ok = True
+        self._value = None
+        env.schedule(self, priority, when_ns - env.now)  # type: ignore[arg-type]
+
+    def replace(self, when_ns: int, priority: int) -> Instant:
+        """Void this wake-up; return another, for the same waiters."""
+        other = Instant(self.env, when_ns, priority)
+        other.callbacks, self.callbacks = self.callbacks, []
+        return other
+
+
+class Doorbell(Event):
+    """A wake-up that nobody has set yet: `ring` sets it for a phase of the present instant."""
+
+    def __init__(self, env: Environment) -> None:
+        super().__init__(env)
+        self.rung = False
+
+    def ring(self, priority: int) -> None:
+        """Wake whoever waits, in the given phase of this instant; ringing twice is ringing once."""
+        if not self.rung:
+            self.rung = True
+            self._ok = True
+            self._value = None
+            self.env.schedule(self, priority, 0)  # type: ignore[arg-type]

@@ -1,0 +1,439 @@
+"""Pools of replicas, routing, and the hand-over of KV from prefill to decode replicas."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from zlib import crc32
+
+import numpy as np
+from simpy import Environment
+from simpy.events import Event
+
+from sim.clock import Instant, Phase
+from sim.errors import ConfigError
+from sim.policy import ReplicaView, Router
+from sim.records import (
+    FINISHED,
+    HANDED_OVER,
+    JOINED,
+    LOADED,
+    QUEUED,
+    REJECTED,
+    TRANSFER_STARTED,
+    Lifetime,
+    Recorder,
+    ReplicaInfo,
+)
+from sim.replica import Replica, ReplicaSpec
+from sim.request import ANONYMOUS, Arrival, Identity, Request
+
+
+class Predictor(Protocol):
+    """Guesses the output length of requests (rule 57)."""
+
+    def start(self, rng: np.random.Generator) -> None:
+        """Begin a run; draws come from `rng`."""
+        ...
+
+    def predict(self, arrival: Arrival) -> int:
+        """Predicted output tokens, at least 1. The same for a request whenever it is asked."""
+        ...
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """Replicas with one role.
+
+    Attributes:
+        name: Used in outputs.
+        replicas: One spec per replica.
+        router: Chooses the replica of this pool for a request.
+    """
+
+    name: str
+    replicas: Sequence[ReplicaSpec]
+    router: Router
+
+
+@dataclass(frozen=True)
+class TransferSpec:
+    """How KV gets from a prefill to a decode replica: pulled, whole blocks, no contention (rule 35).
+
+    Attributes:
+        bandwidth_bytes_per_s: Bytes per second, each transfer having all of it to itself.
+        latency_s: Seconds before the first byte.
+        recompute_last_token: The decode side computes the last prompt token again and its first
+            step emits token 1, as in vLLM with NIXL (rule 38).
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    recompute_last_token: bool = False
+
+    def duration_ns(self, num_bytes: int) -> int:
+        """Length of a transfer, ns, rounded half to even, at least 1."""
+        return max(1, round((self.latency_s + num_bytes / self.bandwidth_bytes_per_s) * 1e9))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One pool in which every replica prefills and decodes, or a prefill and a decode pool.
+
+    Attributes:
+        entry: The pool that arrivals are routed to.
+        decode: The decode pool, or None where replicas are colocated.
+        transfer: How KV moves; given just when `decode` is.
+        predictor: Guesses output lengths for queue orders, or None.
+    """
+
+    entry: PoolSpec
+    decode: PoolSpec | None = None
+    transfer: TransferSpec | None = None
+    predictor: Predictor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.decode is None) != (self.transfer is None):
+            raise ConfigError("a decode pool and its transfer go together: give both or neither")
+        for pool in (self.entry, self.decode):
+            if pool is not None and not pool.replicas:
+                raise ConfigError(f"pool {pool.name} has no replicas; give at least 1")
+
+
+def named_generator(seed: int, purpose: str) -> np.random.Generator:
+    """The random generator of one purpose, derived from the seed of the experiment."""
+    return np.random.default_rng([seed, crc32(purpose.encode())])
+
+
+@dataclass
+class Transfer:
+    """KV on its way; its end can be moved or called off.
+
+    Attributes:
+        life: Whose KV.
+        request: The request as the decode replica sees it.
+        source: Prefill replica, which holds `source_blocks` until the end.
+        target: Decode replica, which has reserved blocks.
+        num_bytes: Whole blocks of the source.
+        start_ns: When it was sent.
+        end: The wake-up at its end.
+    """
+
+    life: Lifetime
+    request: Request
+    source: Replica
+    source_blocks: int
+    target: Replica
+    num_bytes: int
+    start_ns: int
+    end: Instant
+
+
+class Pool:
+    """A pool at work: its replicas and its router."""
+
+    def __init__(self, spec: PoolSpec, replicas: list[Replica], rng: np.random.Generator) -> None:
+        self.spec = spec
+        self.replicas = replicas
+        self.router = copy.deepcopy(spec.router)
+        self.router.start(rng)
+        # Replicas of one spec accept the same requests, so one of them speaks for all.
+        first = replicas[0].spec
+        self.uniform = all(replica.spec is first for replica in replicas)
+        self.clairvoyant = any(replica.policy.clairvoyant for replica in replicas)
+
+    def refusal(self, probe: Request) -> str | None:
+        """Why no replica here could ever run the request (the first one's reason), or None."""
+        first = _refusal(self.replicas[0], probe)
+        if first is None or self.uniform:
+            return first
+        rest = (_refusal(replica, probe) for replica in self.replicas[1:])
+        return None if None in rest else first
+
+    def route(self, request: Request) -> Replica:
+        """Let the router choose among the replicas that can run the request."""
+        able = self.replicas
+        if not self.uniform:
+            able = [replica for replica in able if _refusal(replica, request) is None]
+        views: Sequence[ReplicaView] = able
+        chosen = self.router.pick(request, views)
+        if not isinstance(chosen, Replica):
+            raise ConfigError(f"router {type(self.router).__name__} returned {chosen!r}, not a replica")
+        return chosen
+
+
+def _refusal(replica: Replica, probe: Request) -> str | None:
+    return replica.policy.refuse(probe, replica.kv, replica.spec.max_model_len)
+
+
+@dataclass
+class _Pull:
+    """A request handed to a decode replica that has not reserved blocks for it yet."""
+
+    request: Request
+    life: Lifetime
+    source: Replica
+    source_blocks: int
+
+
+class LiveCluster:
+    """A cluster during one run: places arrivals, moves KV, ends requests."""
+
+    def __init__(
+        self,
+        env: Environment,
+        spec: Cluster,
+        recorder: Recorder,
+        *,
+        seed: int = 0,
+        fast_forward: bool = True,
+        check: bool = False,
+        on_end: Callable[[int, int], Iterable[Arrival]] | None = None,
+        on_progress: Callable[[], None] | None = None,
+    ) -> None:
+        self.env = env
+        self.spec = spec
+        self.replicas: list[Replica] = []
+        self.live: dict[int, Lifetime] = {}
+        self.arrived = self.ended = 0
+        self._recorder = recorder
+        self._on_end = on_end
+        self._pulls: dict[Replica, deque[_Pull]] = {}
+        self._hand_overs: list[_Pull] = []
+        self._seed = seed
+        self._switches = {"fast_forward": fast_forward, "check": check}
+        again = spec.transfer is not None and spec.transfer.recompute_last_token
+        self._again = again
+        role = "both" if spec.decode is None else "prefill"
+        self.entry = self._build(spec.entry, role, "router", withholds_first_token=again)
+        self.decode = None if spec.decode is None else self._build(spec.decode, "decode", "decode_router")
+        self.predictor = copy.deepcopy(spec.predictor)
+        if self.predictor is not None:
+            self.predictor.start(named_generator(seed, "predictor"))
+
+    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: bool) -> Pool:
+        replicas = []
+        for index, replica_spec in enumerate(pool.replicas):
+            replica = Replica(
+                self.env,
+                replica_spec,
+                self,
+                self._recorder,
+                place=len(self.replicas),
+                index=index,
+                role=role,
+                **self._switches,
+                **more,
+            )
+            self.replicas.append(replica)
+            replicas.append(replica)
+            self._pulls[replica] = deque()
+        return Pool(pool, replicas, named_generator(self._seed, purpose))
+
+    # --- arrivals
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Phase (3): reject, or route and let the request join a queue."""
+        now = self.env.now
+        life = Lifetime(arrival, self.arrived)
+        self.arrived += 1
+        p, m, o = arrival.prompt_tokens, arrival.max_tokens, arrival.output_tokens
+        reason = "empty" if p < 1 or o < 1 else self._refusal(life)
+        if reason is not None:
+            self._end(life, REJECTED, reason, now)
+            return
+        if not 1 <= o <= m:
+            raise ConfigError(f"request {arrival.index}: output_tokens {o} over max_tokens {m}")
+        if self.predictor is not None:
+            life.predicted_tokens = self.predictor.predict(arrival)
+        request = self._request(life, at_entry=True)
+        replica = self.entry.route(request)
+        life.replica = replica.place
+        self.live[arrival.index] = life
+        replica.place_request(request, life, 1 if self.decode else o)
+        replica.state.waiting.append(request)
+        self._event(life, QUEUED, replica)
+        replica.notify()
+
+    def _refusal(self, life: Lifetime) -> str | None:
+        """Why no replica can run the request, in the order of rule 36, or None."""
+        arrival = life.arrival
+        p, m = arrival.prompt_tokens, arrival.max_tokens
+        if self.decode is None:
+            return self.entry.refusal(self._probe(self.entry, p, m, arrival.output_tokens))
+        reason = self.entry.refusal(self._probe(self.entry, p, 1, 1))
+        if reason is None and (m > 1 or self._again):
+            reason = self.decode.refusal(self._probe(self.decode, p, m, arrival.output_tokens))
+        return reason
+
+    def _probe(self, pool: Pool, p: int, m: int, o: int) -> Request:
+        return Request(-1, p, m, oracle_tokens=o if pool.clairvoyant else None)
+
+    def _request(self, life: Lifetime, *, at_entry: bool) -> Request:
+        """The request as the policies of one pool see it."""
+        arrival = life.arrival
+        pool = self.entry if at_entry else self.decode
+        assert pool is not None
+        first_only = at_entry and self.decode is not None  # rule 29
+        deadline = arrival.deadline_ns
+        return Request(
+            arrival.index,
+            arrival.prompt_tokens,
+            1 if first_only else arrival.max_tokens,
+            order=life.order,
+            joined_ns=self.env.now,
+            priority=arrival.priority,
+            deadline_ns=None if deadline is None else arrival.arrival_ns + deadline,
+            predicted_tokens=1 if first_only and life.predicted_tokens else life.predicted_tokens,
+            oracle_tokens=(1 if first_only else arrival.output_tokens) if pool.clairvoyant else None,
+            identity=_identity(arrival),
+        )
+
+    # --- ends
+
+    def finished(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
+        """The client has all tokens of the request."""
+        self._end(life, FINISHED, "", now_ns)
+
+    def _end(self, life: Lifetime, state: int, reason: str, now_ns: int) -> None:
+        """The one way in which a request ends; tells the source, which may let others arrive."""
+        self.live.pop(life.arrival.index, None)
+        self.ended += 1
+        self._recorder.outcome(life, state, reason, now_ns, life.delivered)
+        if self._on_end is None:
+            return
+        for arrival in self._on_end(life.arrival.index, now_ns):
+            caused = Instant(self.env, max(arrival.arrival_ns, now_ns), Phase.CAUSED_ARRIVAL)
+            caused.callbacks.append(_Arriving(self, arrival))
+
+    # --- from prefill to decode
+
+    def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
+        """Phase (1): the request leaves its prefill replica, which keeps the prompt's blocks."""
+        blocks = replica.kv.shrink(request, request.prompt_tokens)
+        request.held_blocks = 0
+        replica.held_for_transfer += blocks
+        later = self._request(life, at_entry=False)
+        if not self._hand_overs:
+            event = Instant(self.env, now_ns, Phase.HAND_OVER)
+            event.callbacks.append(self._hand_over)
+        self._hand_overs.append(_Pull(later, life, replica, blocks))
+
+    def _hand_over(self, _: Event) -> None:
+        """Phase (2d): requests whose prefill has ended choose a decode replica."""
+        assert self.decode is not None
+        waiting, self._hand_overs = self._hand_overs, []
+        for pull in waiting:
+            request, life = pull.request, pull.life
+            request.emitted_then = 0 if self._again else 1
+            replica = self.decode.route(request)
+            life.decode_replica = replica.place
+            replica.place_request(request, life, life.arrival.output_tokens)
+            self._pulls[replica].append(pull)
+            self._event(life, HANDED_OVER, replica)
+            replica.notify()
+
+    def pull(self, replica: Replica) -> None:
+        """Reserve blocks for requests handed over, in order, and send for their KV (rule 32)."""
+        pulls, policy, kv = self._pulls[replica], replica.policy, replica.kv
+        if policy.pulls_need_seat and len(replica.state.running) >= policy.seats:
+            return
+        while pulls:
+            pull = pulls[0]
+            tokens = policy.transfer_tokens(pull.request, replica.spec.max_model_len)
+            if not kv.allocate(pull.request, tokens, keep_free=replica.watermark):
+                return
+            pulls.popleft()
+            self._send(pull, replica)
+
+    def _send(self, pull: _Pull, target: Replica) -> None:
+        transfer_spec = self.spec.transfer
+        assert transfer_spec is not None
+        source = pull.source
+        now = self.env.now
+        size = pull.source_blocks * source.kv.block_tokens * source.spec.kv_bytes_per_token
+        end = Instant(self.env, now + transfer_spec.duration_ns(size), Phase.TRANSFER_END)
+        transfer = Transfer(
+            pull.life, pull.request, source, pull.source_blocks, target, size, now, end
+        )
+        end.callbacks.append(_Arrived(self, transfer))
+        self._event(pull.life, TRANSFER_STARTED, target)
+
+    def transferred(self, transfer: Transfer) -> None:
+        """Phase (2): the source's blocks are free, the target's request is loaded."""
+        request, source, target, now = transfer.request, transfer.source, transfer.target, self.env.now
+        source.sync()
+        source.kv.free_blocks += transfer.source_blocks
+        source.held_for_transfer -= transfer.source_blocks
+        request.target_tokens = request.prompt_tokens
+        request.computed_then = request.prompt_tokens - (1 if self._again else 0)
+        request.joined_ns = now
+        target.state.loaded.append(request)
+        self._recorder.transfers.extend(
+            (request.index, source.place, target.place, transfer.start_ns, now, transfer.num_bytes)
+        )
+        self._event(transfer.life, LOADED, target)
+        source.notify()
+        target.notify()
+
+    def _event(self, life: Lifetime, code: int, replica: Replica) -> None:
+        if self._recorder.record.steps:
+            self._recorder.event(life.arrival.index, code, self.env.now, replica.place)
+
+    def info(self) -> list[ReplicaInfo]:
+        """The replicas as they are now."""
+        pools = [self.entry] + ([self.decode] if self.decode else [])
+        return [
+            ReplicaInfo(
+                name=f"{pool.spec.name}-{replica.index}",
+                pool=pool.spec.name,
+                role=replica.role,
+                gpus=replica.spec.gpus,
+                total_blocks=replica.kv.total_blocks,
+                block_tokens=replica.kv.block_tokens,
+                busy_ns=replica.busy_ns,
+                iterations=replica.iterations,
+                prefill_tokens=replica.prefill_tokens,
+                decode_tokens=replica.decode_tokens,
+                step_time=replica.spec.step_time.describe(),
+            )
+            for pool in pools
+            for replica in pool.replicas
+        ]
+
+
+def _identity(arrival: Arrival) -> Identity:
+    identity = Identity(
+        arrival.session,
+        arrival.turn,
+        arrival.request_class,
+        arrival.tenant,
+        arrival.block_ids,
+        arrival.block_ids_tokens,
+    )
+    return ANONYMOUS if identity == ANONYMOUS else identity
+
+
+@dataclass
+class _Arriving:
+    """Callback: an arrival caused by another request's end."""
+
+    cluster: LiveCluster
+    arrival: Arrival
+
+    def __call__(self, _: Event) -> None:
+        self.cluster.arrive(self.arrival)
+
+
+@dataclass
+class _Arrived:
+    """Callback: the end of a transfer."""
+
+    cluster: LiveCluster
+    transfer: Transfer
+
+    def __call__(self, _: Event) -> None:
+        self.cluster.transferred(self.transfer)

@@ -1,0 +1,165 @@
+"""Requests that decode in lockstep: one clock for all, so that an iteration is O(what changed).
+
+A member emits one token a tick and stores the KV of one more token. Its counters are the clock's
+advance since it joined; the sum of contexts, the blocks that each tick needs and the ends of the
+ticks are kept for the group as a whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.request import Request
+
+_NEVER_GROWS, _COUNTED, _LATE = 0, 1, 2
+
+
+class DecodeGroup:
+    """The decoding requests of one replica that advance together.
+
+    Attributes:
+        block_tokens: Tokens of a KV block.
+        clock: Ticks (decode iterations) completed.
+        size: Members.
+        ends_ns: End of each tick, ns; tick ``t`` (from 0) ends at ``ends_ns[t]``.
+        taken: The blocks of the next tick have been taken from the pool.
+    """
+
+    __slots__ = ("_late", "_late_seq", "_needs", "_sum", "block_tokens", "clock", "ends_ns", "size", "taken")
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.clock = 0
+        self.size = 0
+        self.ends_ns = array("q")
+        self.taken = False
+        self._sum = 0  # sum over members of (computed tokens - clock)
+        # A member needs a block in the tick that starts with computed % block_tokens == 0. As computed
+        # minus clock is constant, members are counted by that difference modulo the block size.
+        self._needs = [0] * block_tokens
+        # Members that own blocks beyond their computed tokens: (clock from which they are counted, ...).
+        self._late: list[tuple[int, int, Request]] = []
+        self._late_seq = 0
+
+    # --- membership
+
+    def join(self, request: Request) -> None:
+        """Take in a request whose prefill is complete."""
+        request.group = self
+        request.since = self.clock
+        self.size += 1
+        self._sum += request.computed_then - self.clock
+        self.follow_growth(request)
+
+    def leave(self, request: Request) -> int:
+        """Let a member go, its counters brought up to date. Returns the ticks it took part in."""
+        clock = self.clock
+        ticks = clock - request.since
+        computed = request.computed_then + ticks
+        if request.grows == _COUNTED:
+            self._needs[(computed - clock) % self.block_tokens] -= 1
+            stored = computed + 1 if self.taken else computed
+            blocks = -(-stored // self.block_tokens)
+            if blocks > request.held_blocks:
+                request.held_blocks = blocks
+        request.grows = _NEVER_GROWS
+        request.computed_then = computed
+        request.emitted_then += ticks
+        request.group = None
+        self.size -= 1
+        self._sum -= computed - clock
+        return ticks
+
+    def follow_growth(self, request: Request) -> None:
+        """(Re-)count when this member will need blocks, after its `held_blocks` changed."""
+        clock, block = self.clock, self.block_tokens
+        offset = request.computed_then - request.since
+        if request.grows == _COUNTED:
+            self._needs[offset % block] -= 1
+        room = request.held_blocks * block - (offset + clock)
+        if request.held_blocks * block >= request.prompt_tokens + request.max_tokens - 1:
+            request.grows = _NEVER_GROWS
+        elif room < block:
+            request.grows = _COUNTED
+            self._needs[offset % block] += 1
+        else:
+            # Its spare blocks last until the tick that would start with none left.
+            request.grows = _LATE
+            self._late_seq += 1
+            heapq.heappush(self._late, (clock + room, self._late_seq, request))
+
+    def held(self, request: Request) -> int:
+        """Blocks a member holds now, those of a tick already taken included."""
+        if request.grows != _COUNTED:
+            return request.held_blocks
+        stored = request.computed_then + self.clock - request.since + (1 if self.taken else 0)
+        return max(request.held_blocks, -(-stored // self.block_tokens))
+
+    def needs_block(self, request: Request) -> bool:
+        """Whether this member needs one more block in the next tick."""
+        if request.grows == _COUNTED:
+            return (request.computed_then - request.since + self.clock) % self.block_tokens == 0
+        computed = request.computed_then + self.clock - request.since
+        return computed >= request.held_blocks * self.block_tokens
+
+    # --- the next ticks
+
+    @property
+    def context_tokens(self) -> int:
+        """Sum of the contexts that the next tick attends to."""
+        return self._sum + self.size * (self.clock + 1)
+
+    def blocks_needed(self, ticks: int = 1) -> int:
+        """Blocks that the next `ticks` ticks take, valid up to `steady_ticks`."""
+        clock, block, needs = self.clock, self.block_tokens, self._needs
+        if ticks == 1:
+            return needs[-clock % block]
+        rounds, rest = divmod(ticks, block)
+        total = rounds * sum(needs) if rounds else 0
+        for t in range(clock, clock + rest):
+            total += needs[-t % block]
+        return total
+
+    def ticks_within(self, blocks: int, most: int) -> int:
+        """Most ticks, up to `most`, that together need at most `blocks` blocks."""
+        if self.blocks_needed(most) <= blocks:
+            return most
+        clock, block, needs = self.clock, self.block_tokens, self._needs
+        rounds = blocks // max(1, sum(needs))
+        ticks, left = rounds * block, blocks - rounds * sum(needs)
+        while True:
+            left -= needs[-(clock + ticks) % block]
+            if left < 0:
+                return ticks
+            ticks += 1
+
+    def steady_ticks(self) -> int | None:
+        """Ticks until a member with spare blocks starts to need some; None if there is none."""
+        late = self._late
+        while late:
+            clock, _, request = late[0]
+            if request.group is self and request.grows == _LATE and clock > self.clock:
+                return clock - self.clock
+            heapq.heappop(late)
+        return None
+
+    def advance(self, ends_ns: list[int]) -> None:
+        """Complete one tick for each end."""
+        self.clock += len(ends_ns)
+        self.ends_ns.extend(ends_ns)
+        self.taken = False
+        late = self._late
+        while late and late[0][0] <= self.clock:
+            _, _, request = heapq.heappop(late)
+            if request.group is self and request.grows == _LATE:
+                self._activate(request)
+
+    def _activate(self, request: Request) -> None:
+        offset = request.computed_then - request.since
+        if offset + self.clock < request.held_blocks * self.block_tokens:
+            return  # a stale entry: it was given blocks again later, and has an entry for that
+        request.grows = _COUNTED
+        self._needs[offset % self.block_tokens] += 1

@@ -1,0 +1,177 @@
+"""`simulate`: starts the clock, feeds arrivals to a cluster and returns what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from simpy import Environment
+from simpy.events import Event
+
+from sim.clock import Instant, Phase
+from sim.cluster import Cluster, LiveCluster
+from sim.errors import StuckError
+from sim.gaps import largest_gaps
+from sim.records import (
+    _NARROW,
+    EVENT_COLUMNS,
+    REQUEST_COLUMNS,
+    SERIES_COLUMNS,
+    STEP_COLUMNS,
+    TRANSFER_COLUMNS,
+    UNFINISHED,
+    Record,
+    Recorder,
+    SimulationResult,
+    columns,
+)
+from sim.request import NEVER, Arrival, Trace
+
+
+class ArrivalSource(Protocol):
+    """Where requests come from."""
+
+    def __iter__(self) -> Iterator[Arrival]:
+        """Arrivals known beforehand, in order of `arrival_ns`, ties in trace order."""
+        ...
+
+    def on_end(self, request_index: int, now_ns: int) -> Iterable[Arrival]:
+        """A request has ended, whatever its state; returns the arrivals that this causes.
+
+        An arrival at `now_ns` joins the arrivals of that very instant (rule 52).
+        """
+        ...
+
+
+def simulate(
+    source: ArrivalSource | Trace | Sequence[Arrival],
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    fast_forward: bool = True,
+    check: bool = False,
+    until_ns: int | None = None,
+    record: Record | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SimulationResult:
+    """Run a workload through a cluster until every request has ended.
+
+    Args:
+        source: A trace, a list of arrivals in order, or anything with the `ArrivalSource` methods.
+        cluster: What the requests run on. It is not changed, and can be used again.
+        seed: Seed of the generators ``router``, ``decode_router`` and ``predictor``.
+        fast_forward: Advance runs of equal decisions at once; the results are the same integers.
+        check: Verify the invariants after every step (slow).
+        until_ns: Stop here; what has not ended is ``unfinished``. None runs to the end.
+        record: What to keep beside outcomes.
+        progress: Called now and then with (simulated ns, requests ended).
+
+    Raises:
+        StuckError: Requests remain and nothing will ever happen again, or a replica only recomputes.
+    """
+    env = Environment(initial_time=0)
+    recorder = Recorder(record or Record())
+    on_end = getattr(source, "on_end", None)
+    live = LiveCluster(
+        env,
+        cluster,
+        recorder,
+        seed=seed,
+        fast_forward=fast_forward,
+        check=check,
+        on_end=on_end,
+    )
+    arrivals = iter(source.arrivals() if isinstance(source, Trace) else source)
+    env.process(_feed(env, live, arrivals, progress))
+    if recorder.record.series_points:
+        env.process(_sample(env, live, recorder))
+    if until_ns is None:
+        env.run()
+        _raise_if_stuck(live)
+    else:
+        env.run(until=Instant(env, until_ns, Phase.SAMPLE + len(live.replicas)))
+    return _result(live, recorder, int(env.now))
+
+
+def _feed(
+    env: Environment,
+    live: LiveCluster,
+    arrivals: Iterator[Arrival],
+    progress: Callable[[int, int], None] | None,
+) -> Generator[Event, Any, None]:
+    """Deliver arrivals, each at its instant, in phase (3)."""
+    now = -1
+    told = 0
+    for arrival in arrivals:
+        if arrival.arrival_ns != now:
+            now = arrival.arrival_ns
+            yield Instant(env, now, Phase.ARRIVAL)
+        live.arrive(arrival)
+        if progress is not None and live.arrived - told >= 256:
+            told = live.arrived
+            progress(now, live.ended)
+
+
+def _sample(
+    env: Environment, live: LiveCluster, recorder: Recorder
+) -> Generator[Event, Any, None]:
+    """Note queue, running and KV of each replica on a fixed grid, after all phases of an instant."""
+    record = recorder.record
+    step = max(1, record.series_span_ns // record.series_points)
+    while True:
+        yield Instant(env, env.now + step, Phase.SAMPLE)
+        for replica in live.replicas:
+            replica.sync()
+            used = replica.kv.total_blocks - replica.kv.free_blocks
+            state = replica.state
+            row = (env.now, replica.place, len(state.waiting), len(state.running), used)
+            recorder.series.extend(row)
+        if env.peek() == float("inf"):
+            return
+
+
+def _raise_if_stuck(live: LiveCluster) -> None:
+    if not live.live:
+        return
+    life = next(iter(live.live.values()))
+    replica = live.replicas[life.replica if life.decode_replica < 0 else life.decode_replica]
+    raise StuckError(
+        f"{len(live.live)} requests can never run, the first one request {life.arrival.index} "
+        f"(prompt {life.arrival.prompt_tokens}, max {life.arrival.max_tokens}) on replica "
+        f"{replica.place} with {replica.kv.free_blocks} of {replica.kv.total_blocks} blocks free: its "
+        f"policy {type(replica.policy).__name__} leaves it waiting although nothing else will happen"
+    )
+
+
+def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationResult:
+    for replica in live.replicas if live.live else ():
+        replica.settle()
+    for life in list(live.live.values()):
+        recorder.outcome(life, UNFINISHED, "", NEVER, life.delivered)
+    table = columns(recorder.requests, REQUEST_COLUMNS)
+    order = np.argsort(table["index"], kind="stable")
+    requests = {name: column[order] for name, column in table.items()}
+    spans = np.frombuffer(recorder.spans, np.int64).reshape(-1, 4) if recorder.spans else None
+    spans = np.zeros((0, 4), np.int64) if spans is None else spans
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    logs = [np.array(replica.state.group.ends_ns, dtype=np.int64) for replica in live.replicas]
+    index = requests["index"]
+    position = np.zeros(int(index[-1]) + 1 if len(index) else 1, np.int64)
+    position[index] = np.arange(len(index))
+    requests["largest_itl_ns"] = largest_gaps(spans, logs, len(index), position)
+    narrow = {name: column.astype(_NARROW.get(name, np.int64)) for name, column in requests.items()}
+    kept = recorder.record.steps
+    return SimulationResult(
+        requests=narrow,
+        reasons=list(recorder.reasons),
+        replicas=live.info(),
+        end_ns=end_ns,
+        steps=columns(recorder.steps, STEP_COLUMNS) if kept else None,
+        events=columns(recorder.events, EVENT_COLUMNS) if kept else None,
+        series=columns(recorder.series, SERIES_COLUMNS),
+        transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
+        decisions=recorder.decisions,
+        logs=logs,
+        spans=spans,
+    )

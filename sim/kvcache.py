@@ -1,0 +1,121 @@
+"""KV memory of one replica: the `KVCache` contract and `BlockPool`, paged memory without sharing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sim.decode_group import DecodeGroup
+from sim.request import Request
+
+
+class KVCache(Protocol):
+    """Memory that a policy allocates from; the one owner of blocks.
+
+    Attributes:
+        block_tokens: Tokens of one block.
+        total_blocks: Size of the pool.
+        free_blocks: Blocks that can be had now, those cached but unused included.
+    """
+
+    block_tokens: int
+    total_blocks: int
+    free_blocks: int
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        ...
+
+    def match(self, request: Request) -> int:
+        """Tokens of the request found cached, at most known - 1. Looking changes nothing."""
+        ...
+
+    def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
+        """Let `request` hold blocks for `tokens` in all, leaving at least `keep_free` free.
+
+        Tests and takes in one call; returns False, and changes nothing, if there are too few.
+        """
+        ...
+
+    def commit(self, request: Request, tokens: int) -> None:
+        """The first `tokens` of the request are stored (what a prefix cache may now share)."""
+        ...
+
+    def release(self, request: Request) -> int:
+        """Take back all blocks of the request; returns how many."""
+        ...
+
+    def held(self, request: Request) -> int:
+        """Blocks the request holds."""
+        ...
+
+    def decode_all(self, group: DecodeGroup, spare_blocks: int = 0) -> bool:
+        """Take the blocks of the group's next tick, at least `spare_blocks` left after; or False."""
+        ...
+
+
+class BlockPool:
+    """Paged KV memory without sharing (vLLM's paged attention, no prefix cache).
+
+    Free and held blocks are counts: nothing depends on which block a request gets.
+    """
+
+    __slots__ = ("block_tokens", "free_blocks", "total_blocks")
+
+    def __init__(self, total_blocks: int, block_tokens: int = 16) -> None:
+        self.total_blocks = total_blocks
+        self.block_tokens = block_tokens
+        self.free_blocks = total_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def match(self, request: Request) -> int:
+        """Nothing is shared, so nothing is found."""
+        return 0
+
+    def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
+        """See `KVCache.allocate`."""
+        group = request.group
+        held = request.held_blocks if group is None else group.held(request)
+        need = -(-tokens // self.block_tokens) - held
+        if need <= 0:
+            return self.free_blocks >= keep_free
+        if self.free_blocks - need < keep_free:
+            return False
+        self.free_blocks -= need
+        request.held_blocks = held + need
+        if group is not None:
+            group.follow_growth(request)
+        return True
+
+    def commit(self, request: Request, tokens: int) -> None:
+        """Nothing is shared, so nothing is published."""
+
+    def release(self, request: Request) -> int:
+        """See `KVCache.release`. The request must have left its decode group."""
+        blocks = request.held_blocks
+        self.free_blocks += blocks
+        request.held_blocks = 0
+        return blocks
+
+    def shrink(self, request: Request, tokens: int) -> int:
+        """Give back what the request holds beyond `tokens`; returns the blocks it keeps."""
+        keep = -(-tokens // self.block_tokens)
+        self.free_blocks += request.held_blocks - keep
+        request.held_blocks = keep
+        return keep
+
+    def held(self, request: Request) -> int:
+        """See `KVCache.held`."""
+        group = request.group
+        return request.held_blocks if group is None else group.held(request)
+
+    def decode_all(self, group: DecodeGroup, spare_blocks: int = 0) -> bool:
+        """See `KVCache.decode_all`."""
+        need = group.blocks_needed()
+        if self.free_blocks - need < spare_blocks:
+            return False
+        self.free_blocks -= need
+        group.taken = True
+        return True

@@ -1,0 +1,265 @@
+"""Contracts of the plug-ins: `Policy` (what one replica runs next) and `Router` (which replica).
+
+A policy decides; it does not wait, keep time, draw random numbers or record metrics. It sees a
+`ReplicaState` and answers with a `ScheduledBatch`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from sim.batch import ScheduledBatch
+from sim.decode_group import DecodeGroup
+from sim.kvcache import BlockPool
+from sim.queue import QueueOrder, WaitingQueue
+from sim.request import Request
+
+
+class ReplicaState:
+    """What the policy of one replica sees, and the few things it may do.
+
+    Attributes:
+        role: ``both``, ``prefill`` or ``decode``.
+        kv: Memory to allocate from.
+        waiting: Requests to be prefilled here, the next one at ``waiting.head``.
+        running: Admitted requests in order of admission (a dict used as an ordered set).
+        prefilling: Those of `running` whose prefill is not complete, in the same order.
+        loaded: Decode role: requests whose KV has arrived and that do not run yet.
+        group: The decoding requests as a whole: their number, context and needs of blocks.
+        now_ns: The instant of this pass.
+        wake_at_ns: A policy may set it: have a pass at this instant although nothing happens.
+        preempted: Requests preempted in this pass, in order.
+        max_model_len: Longest prompt + max_tokens, or None.
+    """
+
+    def __init__(
+        self,
+        kv: BlockPool,
+        order: QueueOrder,
+        *,
+        role: str = "both",
+        max_model_len: int | None = None,
+        on_preempt: Callable[[Request, int, int, int], None] | None = None,
+        on_join: Callable[[Request], None] | None = None,
+    ) -> None:
+        self.kv = kv
+        self.order = order
+        self.role = role
+        self.max_model_len = max_model_len
+        self.waiting = WaitingQueue(order)
+        self.running: dict[Request, None] = {}
+        self.prefilling: dict[Request, None] = {}
+        self.loaded: deque[Request] = deque()
+        self.group = DecodeGroup(kv.block_tokens)
+        self.paused: dict[Request, None] = {}
+        self.now_ns = 0
+        self.wake_at_ns: int | None = None
+        self.preempted: list[Request] = []
+        self.admitted: list[Request] = []
+        self._on_preempt = on_preempt
+        self._on_join = on_join
+        self._seats = 0
+
+    @property
+    def num_decoding(self) -> int:
+        """Running requests whose prefill is complete."""
+        return len(self.running) - len(self.prefilling)
+
+    def admit(self, request: Request, cached_tokens: int = 0) -> None:
+        """Move a waiting request to the tail of running; the caller has allocated its blocks.
+
+        Its prefill target is fixed at its known tokens, of which `cached_tokens` need no computing.
+        """
+        if self.waiting.head is request:
+            self.waiting.pop_head()
+        else:
+            self.waiting.remove(request)
+        self.admitted.append(request)
+        self._seat(request)
+        request.target_tokens = request.known_tokens
+        request.computed_then = cached_tokens
+        self.prefilling[request] = None
+
+    def start_loaded(self, request: Request) -> None:
+        """Let a request whose KV was transferred join the tail of running."""
+        self.loaded.remove(request)
+        self.admitted.append(request)
+        self._seat(request)
+        if request.prefilling:
+            self.prefilling[request] = None
+        else:
+            self.join_group(request)
+
+    def preempt(self, request: Request) -> None:
+        """By recompute: KV freed, the request waits again and later prefills all it knows."""
+        first_tick = request.since
+        ticks = 0 if request.group is None else request.group.leave(request)
+        lost = request.computed_then
+        self.running.pop(request)
+        self.prefilling.pop(request, None)
+        self.paused.pop(request, None)
+        self.kv.release(request)
+        request.computed_then = request.target_tokens = 0
+        request.seat = -1
+        request.preemptions += 1
+        self.waiting.put_back(request)
+        self.preempted.append(request)
+        if self._on_preempt is not None:
+            self._on_preempt(request, lost, first_tick, ticks)
+
+    def make_room(
+        self, request: Request, later: deque[Request], *, spare_blocks: int = 0, tokens: int = 1
+    ) -> bool:
+        """Allocate `tokens` more for a running request, preempting until they fit.
+
+        Args:
+            request: Running; it computes `tokens` more tokens in this iteration.
+            later: Possible victims, the last one first; victims are taken out of it. When it is
+                empty, `request` itself is preempted.
+            spare_blocks: Blocks that must be free although it may not need one (vLLM's conservative
+                check asks for 1).
+            tokens: New tokens.
+
+        Returns:
+            Whether the request still runs and has its blocks.
+        """
+        total = request.computed_tokens + tokens
+        need = max(0, self.kv.blocks_for(total) - self.kv.held(request))
+        while self.kv.free_blocks < max(need, spare_blocks):
+            victim = self.order.victim(request, later)
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return self.kv.allocate(request, total)
+
+    def decode_all(self, batch: ScheduledBatch, spare_blocks: int = 0) -> bool:
+        """Let every decoding request compute one token, if their blocks are there.
+
+        Takes the blocks and sets ``batch.all_decodes``; False, and nothing changed, if fewer than
+        `spare_blocks` would stay free, or if some decode was paused by an earlier batch.
+        """
+        if self.paused:
+            self.resume_all()
+        if not self.group.size:
+            return True
+        if not self.kv.decode_all(self.group, spare_blocks):
+            return False
+        batch.all_decodes = True
+        return True
+
+    def resume_all(self) -> None:
+        """Let decodes that sat out an iteration take part again."""
+        for request in self.paused:
+            self.join_group(request)
+        self.paused.clear()
+
+    def join_group(self, request: Request) -> None:
+        """Let a running request whose prefill is complete decode with the others."""
+        self.group.join(request)
+        if self._on_join is not None:
+            self._on_join(request)
+
+    def join_loaded(self, seats: int) -> None:
+        """Loaded requests join running while there are seats (rule 33)."""
+        while self.loaded and len(self.running) < seats:
+            self.start_loaded(self.loaded[0])
+
+    def _seat(self, request: Request) -> None:
+        self._seats += 1
+        request.seat = self._seats
+        self.running[request] = None
+
+
+class Policy:
+    """What one replica runs next. Subclass, say the options as dataclass fields, write `schedule`.
+
+    Class attributes:
+        clairvoyant: The policy needs the true output length (`Request.oracle_tokens`).
+        joins_loaded: Loaded requests join running at the start of a pass by themselves (rule 33).
+        pulls_need_seat: A decode replica reserves for a transfer only while it has a free seat.
+        deliver_at_batch_end: Clients get all tokens when the batch is over.
+    """
+
+    clairvoyant: ClassVar[bool] = False
+    joins_loaded: ClassVar[bool] = True
+    pulls_need_seat: ClassVar[bool] = False
+
+    @property
+    def seats(self) -> int:
+        """Most requests that run at once."""
+        return 1 << 60
+
+    @property
+    def deliver_at_batch_end(self) -> bool:
+        """Whether clients get nothing before their whole batch is over."""
+        return False
+
+    def schedule(self, state: ReplicaState) -> ScheduledBatch:
+        """Decide the next iteration. An unchanged state must give the same decision again."""
+        raise NotImplementedError(f"{type(self).__name__} must say what runs next: schedule(state)")
+
+    def watermark_blocks(self, total_blocks: int) -> int:
+        """Blocks kept free at admission (rule 11)."""
+        return 0
+
+    def check(self, total_blocks: int, block_tokens: int, max_model_len: int | None) -> None:
+        """Raise `ConfigError` if these options cannot work on such a replica."""
+
+    def refuse(self, request: Request, kv: BlockPool, max_model_len: int | None) -> str | None:
+        """Why this replica could never run the request, or None (rules 6 to 8).
+
+        The default is that of a policy which holds exactly the tokens stored.
+        """
+        if max_model_len is not None and request.prompt_tokens + request.max_tokens > max_model_len:
+            return "over_model_len"
+        most = kv.blocks_for(request.prompt_tokens + request.max_tokens - 1)
+        if most > kv.total_blocks - self.watermark_blocks(kv.total_blocks):
+            return "over_pool"
+        return None
+
+    def transfer_tokens(self, request: Request, max_model_len: int | None) -> int:
+        """Tokens for which a decode replica reserves blocks before the transfer (rule 31)."""
+        return request.prompt_tokens
+
+    def leaving(self, done: Sequence[Request], state: ReplicaState) -> Sequence[Request]:
+        """Of the requests that have emitted all they emit here, those that give up their memory."""
+        return done
+
+
+class ReplicaView(Protocol):
+    """What a router sees of a replica, as of `as_of_ns`.
+
+    Attributes:
+        index: Position in its pool.
+        outstanding: Requests routed there and not ended or handed over.
+        as_of_ns: The instant that the numbers belong to.
+    """
+
+    index: int
+    outstanding: int
+
+    @property
+    def as_of_ns(self) -> int: ...
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Sum of prompt and emitted tokens of the outstanding requests."""
+        ...
+
+
+class Router:
+    """Which replica of a pool gets a request.
+
+    `pick` is called only with replicas that can run the request, at least one, in index order.
+    """
+
+    def start(self, rng: np.random.Generator) -> None:
+        """Begin a run: forget what an earlier one left; draw from `rng` only."""
+
+    def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+        """Choose one of `replicas`."""
+        raise NotImplementedError(f"{type(self).__name__} must choose: pick(request, replicas)")

@@ -1,0 +1,304 @@
+"""What a run leaves behind: outcomes of requests as columns, token times by reference, step logs."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.batch import Cause
+from sim.request import NEVER, Arrival, Ints, Request
+from sim.step_time import StepTimeOrigin
+
+STATES = ("finished", "rejected", "cancelled", "failed", "unfinished")
+FINISHED, REJECTED, CANCELLED, FAILED, UNFINISHED = range(5)
+
+CAUSES = tuple(cause.name.lower() for cause in Cause)
+
+EVENTS = (
+    "queued",
+    "admitted",
+    "prefilled",
+    "preempted",
+    "handed_over",
+    "transfer_started",
+    "loaded",
+    "joined",
+    "ended",
+)
+(QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, JOINED, ENDED) = range(9)
+
+REQUEST_COLUMNS = (
+    "index",
+    "arrival_ns",
+    "prompt_tokens",
+    "output_tokens",
+    "max_tokens",
+    "state",
+    "reason",
+    "emitted_tokens",
+    "replica",
+    "decode_replica",
+    "first_scheduled_ns",
+    "prefill_end_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "end_ns",
+    "preemptions",
+    "recomputed_tokens",
+    "cached_tokens",
+)
+
+_NARROW = {"state": np.int8, "reason": np.int16, "replica": np.int32, "decode_replica": np.int32}
+
+
+class Lifetime:
+    """One request through the whole cluster: the truth about it, and what has happened so far.
+
+    Policies and routers see only its `request`, a fresh one on each replica that it visits.
+    """
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "decode_replica",
+        "delivered",
+        "finish_seq",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "goal",
+        "last_token_ns",
+        "order",
+        "predicted_tokens",
+        "preemptions",
+        "prefill_end_ns",
+        "recomputed_tokens",
+        "replica",
+        "request",
+        "where",
+    )
+
+    def __init__(self, arrival: Arrival, order: int, predicted_tokens: int | None = None) -> None:
+        self.arrival = arrival
+        self.order = order
+        self.predicted_tokens = predicted_tokens
+        self.request: Request | None = None
+        self.where: object | None = None  # the replica that holds it now
+        self.goal = 0  # tokens emitted when it leaves that replica
+        self.delivered = 0  # tokens that the client has
+        self.finish_seq = -1
+        self.replica = self.decode_replica = -1
+        self.first_scheduled_ns = self.prefill_end_ns = NEVER
+        self.first_token_ns = self.last_token_ns = NEVER
+        self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
+
+
+class Decision(NamedTuple):
+    """One iteration, or a repeated pass of zero length (rule 48).
+
+    Attributes:
+        replica: Index into `SimulationResult.replicas`.
+        start_ns: When it was decided.
+        end_ns: When it ends; `start_ns` for a pass that only preempted.
+        tokens: Request index to real (unpadded) tokens computed.
+        preempted: Request indices in order of preemption.
+        free_after: Free blocks while the step runs.
+    """
+
+    replica: int
+    start_ns: int
+    end_ns: int
+    tokens: dict[int, int]
+    preempted: list[int]
+    free_after: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run keeps beside the outcome of each request.
+
+    Attributes:
+        steps: One row per run of iterations, and each request's changes of state.
+        series_points: Points of the fixed grid of queue, running and KV; 0 for none.
+        series_span_ns: Time that the grid divides: the arrival window.
+        decisions: Every single decision, for comparison with other simulators (slow).
+    """
+
+    steps: bool = False
+    series_points: int = 0
+    series_span_ns: int = 0
+    decisions: bool = False
+
+
+@dataclass(frozen=True)
+class ReplicaInfo:
+    """A replica as it was at the end of the run.
+
+    Attributes:
+        name: Pool and position.
+        pool: Name of its pool.
+        role: ``both``, ``prefill`` or ``decode``.
+        gpus: GPUs it occupies.
+        total_blocks: Size of its KV pool.
+        block_tokens: Tokens of a block.
+        busy_ns: Time with an iteration in flight.
+        iterations: Iterations done.
+        prefill_tokens: Prompt rows computed, recomputed ones included.
+        decode_tokens: Decode rows computed.
+        step_time: Origin of its step times.
+    """
+
+    name: str
+    pool: str
+    role: str
+    gpus: int
+    total_blocks: int
+    block_tokens: int
+    busy_ns: int
+    iterations: int
+    prefill_tokens: int
+    decode_tokens: int
+    step_time: StepTimeOrigin
+
+
+class Recorder:
+    """Collects, compactly, what happens; `SimulationResult` is made of it at the end."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.requests = array("q")
+        self.reasons: dict[str, int] = {"": 0}
+        # (request, log or -1, first tick or time, tokens): a stretch of tokens by reference.
+        self.spans = array("q")
+        # replica, start, end, iterations, prefill, decodes, context, blocks, waiting, cause
+        self.steps = array("q")
+        self.step_rows = 0
+        self.events = array("q")
+        self.series = array("q")
+        self.transfers = array("q")
+        self.decisions: list[Decision] = []
+
+    def span(self, index: int, log: int, first_tick: int, tokens: int) -> None:
+        """Tokens of a request that ended with consecutive ticks of a decode group."""
+        self.spans.extend((index, log, first_tick, tokens))
+
+    def token(self, index: int, now_ns: int, tokens: int = 1) -> None:
+        """Tokens of a request that came at one instant."""
+        self.spans.extend((index, -1, now_ns, tokens))
+
+    def event(self, index: int, code: int, now_ns: int, replica: int) -> None:
+        """A change of a request's state; refers to the last row of the step log."""
+        self.events.extend((index, code, now_ns, replica, self.step_rows - 1))
+
+    def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
+        """The request has ended, or the run has."""
+        code = self.reasons.setdefault(reason, len(self.reasons))
+        arrival = life.arrival
+        self.requests.extend(
+            (
+                arrival.index,
+                arrival.arrival_ns,
+                arrival.prompt_tokens,
+                arrival.output_tokens,
+                arrival.max_tokens,
+                state,
+                code,
+                emitted,
+                life.replica,
+                life.decode_replica,
+                life.first_scheduled_ns,
+                life.prefill_end_ns,
+                life.first_token_ns,
+                life.last_token_ns,
+                end_ns,
+                life.preemptions,
+                life.recomputed_tokens,
+                life.cached_tokens,
+            )
+        )
+
+
+STEP_COLUMNS = (
+    "replica",
+    "start_ns",
+    "end_ns",
+    "iterations",
+    "prefill_tokens",
+    "decodes",
+    "first_context_tokens",
+    "blocks_used",
+    "waiting",
+    "cause",
+)
+EVENT_COLUMNS = ("request", "event", "time_ns", "replica", "step")
+SERIES_COLUMNS = ("time_ns", "replica", "waiting", "running", "used_blocks")
+TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
+
+
+def columns(flat: array[int], names: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
+    """Rows stored one after the other, as one array per column."""
+    table = np.frombuffer(flat, dtype=np.int64).reshape(-1, len(names)) if flat else None
+    if table is None:
+        return {name: np.zeros(0, np.int64) for name in names}
+    return {name: table[:, i].copy() for i, name in enumerate(names)}
+
+
+@dataclass
+class SimulationResult:
+    """Outcomes of one run.
+
+    Attributes:
+        requests: One row per arrived request in trace order; see `REQUEST_COLUMNS`, and
+            ``largest_itl_ns`` (-1 where fewer than two tokens came). int64 unless narrower.
+        reasons: Text of each code in the column ``reason``.
+        replicas: The replicas, in the order of the indices used everywhere.
+        end_ns: The last instant at which anything happened.
+        steps: Columns `STEP_COLUMNS`, one row per run of iterations; None if not recorded.
+        events: Columns `EVENT_COLUMNS`, changes of state; None if not recorded.
+        series: Columns `SERIES_COLUMNS` on a fixed grid.
+        transfers: Columns `TRANSFER_COLUMNS`.
+        decisions: Every decision, if recorded.
+        logs: Ends of decode ticks of each replica, ns.
+        spans: Token times by reference, one row per stretch, in order of request, then time:
+            request, log (-1: one instant), first tick (or time), tokens.
+    """
+
+    requests: dict[str, npt.NDArray[np.integer]]
+    reasons: list[str]
+    replicas: list[ReplicaInfo]
+    end_ns: int
+    steps: dict[str, Ints] | None
+    events: dict[str, Ints] | None
+    series: dict[str, Ints]
+    transfers: dict[str, Ints]
+    decisions: list[Decision] = field(default_factory=list)
+    logs: list[Ints] = field(default_factory=list)
+    spans: Ints = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+
+    def token_times_ns(self, index: int) -> Ints:
+        """Times of all tokens of one request (by trace index), as its client saw them, ns."""
+        first, last = np.searchsorted(self.spans[:, 0], [index, index + 1])
+        parts = []
+        for _, log, start, tokens in self.spans[first:last].tolist():
+            if log < 0:
+                parts.append(np.full(tokens, start, np.int64))
+            else:
+                parts.append(self.logs[log][start : start + tokens])
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def itl(self, groups: npt.NDArray[np.integer]) -> dict[int, tuple[Ints, Ints]]:
+        """Exact counts of the distinct gaps between consecutive tokens of a request.
+
+        Args:
+            groups: Group of each row of `requests`, shape (n,); negative rows are left out.
+
+        Returns:
+            For each group the distinct gaps in ns, ascending, and how often each occurred.
+        """
+        from sim.gaps import gap_counts
+
+        return gap_counts(self, groups)

@@ -1,0 +1,665 @@
+"""One model instance: a SimPy process that asks its policy, sleeps for the step and applies it.
+
+A *flight* is a decided batch under way: one iteration, or a run of iterations in which the same
+decision would be made again. A run sleeps once. Whatever reaches the replica cuts the run at the next
+boundary between iterations, so that the tokens' times are those of stepping through every iteration.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+from simpy import Environment
+from simpy.events import Event
+
+from sim.batch import ScheduledBatch
+from sim.clock import Doorbell, Instant, Phase
+from sim.errors import StuckError
+from sim.kvcache import BlockPool
+from sim.policy import Policy, ReplicaState
+from sim.queue import FirstCome, QueueOrder
+from sim.records import ADMITTED, PREEMPTED, PREFILLED, Decision, Lifetime, Recorder
+from sim.request import NEVER, Request
+from sim.step_time import StepTimeModel, StepWork
+
+_FIRST_RUN = 32
+_LONGEST_RUN = 4096
+_PATIENCE = 1000
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """What one replica is made of. Everything belongs to the replica, nothing to the run.
+
+    Attributes:
+        policy: Decides what runs next; each replica works on a copy.
+        num_blocks: Size of the KV pool, blocks.
+        step_time: Length of iterations.
+        block_tokens: Tokens of a KV block.
+        max_model_len: Longest prompt + max_tokens, or None for no limit.
+        order: Order of the waiting queue.
+        kv_bytes_per_token: KV of one token over all layers and all GPUs of the replica, bytes.
+        gpus: GPUs that it occupies.
+    """
+
+    policy: Policy
+    num_blocks: int
+    step_time: StepTimeModel
+    block_tokens: int = 16
+    max_model_len: int | None = None
+    order: QueueOrder = field(default_factory=FirstCome)
+    kv_bytes_per_token: int = 0
+    gpus: int = 1
+
+
+class Surroundings(Protocol):
+    """What a replica asks of the cluster around it."""
+
+    def pull(self, replica: Replica) -> None:
+        """Start the transfers for which the replica has room now (decode role)."""
+        ...
+
+    def finished(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
+        """The request has emitted all its tokens."""
+        ...
+
+    def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
+        """The request has emitted all it emits here and moves to the decode pool."""
+        ...
+
+
+class Flight:
+    """A batch under way.
+
+    Attributes:
+        batch: The decision.
+        chunks: Prefill pieces (request, tokens).
+        ticks: Whether the decode group takes part.
+        start_ns: When it began.
+        ends_ns: End of each iteration; cut short when something reaches the replica.
+        applied: Iterations whose effect has been applied.
+    """
+
+    __slots__ = (
+        "applied",
+        "batch",
+        "chunks",
+        "context_tokens",
+        "decodes",
+        "ends_ns",
+        "free_after",
+        "members",
+        "preempted",
+        "prefill_tokens",
+        "start_ns",
+        "ticks",
+    )
+
+    def __init__(self, batch: ScheduledBatch, start_ns: int, ends_ns: list[int]) -> None:
+        self.batch = batch
+        self.start_ns = start_ns
+        self.ends_ns = ends_ns
+        self.applied = 0
+        self.chunks: list[tuple[Request, int]] = []
+        self.ticks = False
+        self.prefill_tokens = self.decodes = self.context_tokens = 0
+        self.members: list[int] = []
+        self.free_after: list[int] = []
+        self.preempted: list[int] = []
+
+
+class Replica:
+    """One model instance and its iteration loop.
+
+    Attributes:
+        place: Position among all replicas of the cluster: the order within a phase.
+        index: Position in its pool.
+        role: ``both``, ``prefill`` or ``decode``.
+        outstanding: Requests placed here that have not ended or been handed over.
+        in_flight: Batches under way, oldest first (one at most, without a pipeline).
+        lives: The truth about each request that is here.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        spec: ReplicaSpec,
+        surroundings: Surroundings,
+        recorder: Recorder,
+        *,
+        place: int,
+        index: int,
+        role: str,
+        withholds_first_token: bool = False,
+        fast_forward: bool = True,
+        check: bool = False,
+    ) -> None:
+        self.env = env
+        self.spec = spec
+        self.place, self.index, self.role = place, index, role
+        self.policy = copy.deepcopy(spec.policy)
+        self.policy.check(spec.num_blocks, spec.block_tokens, spec.max_model_len)
+        self.watermark = self.policy.watermark_blocks(spec.num_blocks)
+        self.kv = BlockPool(spec.num_blocks, spec.block_tokens)
+        self.state = ReplicaState(
+            self.kv,
+            spec.order,
+            role=role,
+            max_model_len=spec.max_model_len,
+            on_preempt=self._preempted,
+            on_join=self._joined_group,
+        )
+        self.lives: dict[Request, Lifetime] = {}
+        self.held_for_transfer = 0
+        self.outstanding = 0
+        self.in_flight: list[Flight] = []
+        self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
+        self._surroundings = surroundings
+        self._recorder = recorder
+        self._fast_forward = fast_forward
+        self._check = check
+        self._withholds = withholds_first_token
+        self._finish: list[tuple[int, int, Lifetime]] = []
+        self._finish_seq = 0
+        self._longest_run = _FIRST_RUN
+        self._turn = Phase.SCHEDULE + place
+        self._step_end = Phase.STEP_END + place
+        self._wake: Instant | None = None
+        self._bell: Doorbell | None = None
+        self._timer_ns: int | None = None
+        self._barren_steps = 0
+        self.process = env.process(self._run())
+
+    # --- what routers see
+
+    @property
+    def as_of_ns(self) -> int:
+        """The present: the numbers here are exact."""
+        return int(self.env.now)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt and emitted tokens of all requests outstanding here, as of now."""
+        self.sync()
+        return sum(r.known_tokens for r, life in self.lives.items() if life.where is self)
+
+    # --- what reaches the replica
+
+    def place_request(self, request: Request, life: Lifetime, goal: int) -> None:
+        """Take charge of a request that leaves once it has emitted `goal` tokens in all."""
+        life.request, life.where, life.goal = request, self, goal
+        self.lives[request] = life
+        self.outstanding += 1
+
+    def notify(self) -> None:
+        """Something reached the replica: it schedules at the next boundary, or now if idle."""
+        if self.in_flight:
+            self._cut()
+        elif self._bell is not None:
+            self._bell.ring(self._turn)
+
+    def sync(self) -> None:
+        """Apply the iterations that are over, so that whoever reads the state sees the present."""
+        if not self.in_flight:
+            return
+        flight = self.in_flight[-1]
+        over = min(bisect_right(flight.ends_ns, self.env.now), len(flight.ends_ns) - 1)
+        if over > flight.applied:
+            self._advance(flight, over)
+
+    def void(self) -> None:
+        """Lose the iteration in flight: those that are over stand, the rest never happened.
+
+        The requests of the lost iteration stay as they were when it began; the replica schedules anew.
+        """
+        if not self.in_flight:
+            return
+        self.sync()
+        flight = self.in_flight.pop()
+        del flight.ends_ns[flight.applied :]
+        self._advance(flight, flight.applied)
+        if flight.applied:
+            self._count(flight, flight.applied)
+        if self._wake is not None:
+            self._wake = self._wake.replace(int(self.env.now), self._turn)
+
+    # --- the iteration loop
+
+    def _run(self) -> Generator[Event, Any, None]:
+        env = self.env
+        while True:
+            self._bell = Doorbell(env)
+            yield self._bell
+            self._bell = None
+            while self._pass():
+                assert self._wake is not None
+                yield self._wake
+                if self.in_flight:  # else it was cut at this very instant, or voided
+                    self._complete()
+                    if env.peek() <= env.now:
+                        yield Instant(env, env.now, self._turn)
+
+    def _pass(self) -> bool:
+        """One scheduling pass, repeated while it only preempts (rule 2). True if a step started."""
+        state, policy = self.state, self.policy
+        now = state.now_ns = int(self.env.now)
+        state.wake_at_ns = None
+        while True:
+            state.preempted = []
+            state.admitted = []
+            if policy.joins_loaded and state.loaded:
+                state.join_loaded(policy.seats)
+            batch = policy.schedule(state)
+            if batch.all_decodes or batch.tokens or not state.preempted:
+                break
+            self._repeated_pass(now)
+        if state.admitted:
+            self._admitted(now)
+        flight = self._prepare(batch, now) if batch.all_decodes or batch.tokens else None
+        if self.role == "decode" and not state.waiting:
+            self._surroundings.pull(self)
+        if state.wake_at_ns is not None:
+            self._set_timer(state.wake_at_ns)
+        if flight is None:
+            return False
+        self._launch(flight)
+        if self._check:
+            self.verify()
+        return True
+
+    def _prepare(self, batch: ScheduledBatch, now: int) -> Flight:
+        """Bring the decode group in line with the batch and take the blocks of its first tick."""
+        flight = Flight(batch, now, [])
+        flight.ticks = batch.all_decodes
+        if batch.tokens:
+            if not batch.all_decodes and self.state.num_decoding:
+                self._select_decodes(batch, flight)
+            flight.chunks = [item for item in batch.tokens.items() if item[0].prefilling]
+            if self._check:
+                self._verify_chunks(flight)
+        return flight
+
+    def _select_decodes(self, batch: ScheduledBatch, flight: Flight) -> None:
+        """Let just the decodes that the batch lists take part in the next tick."""
+        state, tokens = self.state, batch.tokens
+        listed = [request for request in tokens if request.decoding]
+        if not listed:
+            return
+        if len(listed) < state.num_decoding:
+            for request in state.running:
+                if request.group is not None and request not in tokens:
+                    self._leave_group(request)
+                    state.paused[request] = None
+        for request in listed:
+            if request.group is None:
+                state.paused.pop(request, None)
+                state.join_group(request)
+        if not self.kv.decode_all(state.group):
+            raise AssertionError(f"{self.policy} scheduled decodes without allocating their blocks")
+        flight.ticks = True
+
+    def _launch(self, flight: Flight) -> None:
+        """Ask the step-time model how long the flight takes and go to sleep."""
+        state, batch = self.state, flight.batch
+        work = self._work(flight)
+        flight.prefill_tokens = sum(tokens for _, tokens in flight.chunks)
+        flight.context_tokens = work.context_tokens
+        flight.decodes = state.group.size if flight.ticks else 0
+        n = 1
+        if self._fast_forward and batch.repeat > 1 and not flight.chunks:
+            n = self._steady_iterations(batch)
+        model = self.spec.step_time
+        if n == 1:
+            flight.ends_ns = [flight.start_ns + model.step_ns(work, self.iterations)]
+        else:
+            steps = model.steps_ns(work, n, self.iterations)
+            lengths = steps.tolist() if isinstance(steps, np.ndarray) else steps
+            ends = list(accumulate(lengths, initial=flight.start_ns))
+            del ends[0]
+            flight.ends_ns = ends
+        if self._recorder.record.decisions:
+            self._remember_decisions(flight)
+        self.in_flight.append(flight)
+        self._wake = Instant(self.env, flight.ends_ns[-1], self._step_end)
+
+    def _work(self, flight: Flight) -> StepWork:
+        group, padding = self.state.group, flight.batch.padding
+        decodes = context = 0
+        if flight.ticks:
+            decodes, context = group.size, group.context_tokens
+        if padding is None:
+            chunks = [(tokens, request.computed_then) for request, tokens in flight.chunks]
+            return StepWork(chunks, decodes, context)
+        pieces: Sequence[tuple[int, int]] = padding.chunks or [
+            (tokens, request.computed_then) for request, tokens in flight.chunks
+        ]
+        return StepWork(
+            pieces,
+            decodes + padding.idle_rows,
+            context + padding.context_tokens,
+            prefill_tokens=padding.prefill_tokens,
+            attending_rows=decodes,
+        )
+
+    def _steady_iterations(self, batch: ScheduledBatch) -> int:
+        """How many iterations pass before a request can finish or blocks run out."""
+        group, heap = self.state.group, self._finish
+        while heap[0][1] != heap[0][2].finish_seq:
+            heapq.heappop(heap)
+        n = min(batch.repeat, heap[0][0] - group.clock, self._longest_run)
+        steady = group.steady_ticks()
+        if steady is not None and steady < n:
+            n = steady
+        if n == 1:
+            return 1
+        have = self.kv.free_blocks + group.blocks_needed() - batch.spare_blocks
+        return max(1, group.ticks_within(have, n))
+
+    def _cut(self) -> None:
+        """Let the run in flight end at the next boundary; a boundary at this instant is past."""
+        flight = self.in_flight[-1]
+        ends = flight.ends_ns
+        if len(ends) == 1:
+            return
+        now = self.env.now
+        at = bisect_left(ends, now)
+        self._longest_run = max(_FIRST_RUN, 2 * (at + 1))
+        if at + 1 >= len(ends):
+            return
+        del ends[at + 1 :]
+        assert self._wake is not None
+        if ends[at] == now:
+            self._wake = self._wake.replace(now, self._turn)
+            self._complete()
+        else:
+            self._wake = self._wake.replace(ends[at], self._step_end)
+
+    # --- the effects of iterations
+
+    def _advance(self, flight: Flight, upto: int) -> None:
+        """Apply the iterations of a run up to `upto`, taking the blocks of the ticks that follow."""
+        new = flight.ends_ns[flight.applied : upto]
+        flight.applied = upto
+        if not flight.ticks:
+            return
+        group = self.state.group
+        more = upto < len(flight.ends_ns)
+        # The first tick ahead has its blocks already. Of a run that was cut where it was last
+        # synced, that tick never starts, and gives them back.
+        started = len(new) + more
+        if started != 1:
+            blocks = group.blocks_needed(started) if started else 0
+            self.kv.free_blocks -= blocks - group.blocks_needed()
+        group.advance(new)
+        group.taken = more
+
+    def _complete(self) -> None:
+        """The flight is over: tokens are emitted, requests leave, their memory is freed."""
+        flight = self.in_flight.pop(0)
+        n = len(flight.ends_ns)
+        now = flight.ends_ns[-1]
+        if n == self._longest_run:
+            self._longest_run = min(2 * n, _LONGEST_RUN)
+        self._advance(flight, n)
+        self._count(flight, n)
+        done: list[Request] = []
+        if flight.ticks:
+            self._finish_decodes(done)
+        for request, tokens in flight.chunks:
+            request.computed_then += tokens
+            if request.computed_then == request.target_tokens and self._prefilled(request, now):
+                done.append(request)
+        if done:
+            if flight.batch.in_running_order and len(done) > 1:
+                done.sort(key=_by_seat)
+            self._leave(done, now)
+        if self._check:
+            self.verify()
+
+    def _finish_decodes(self, done: list[Request]) -> None:
+        """Requests that emitted their last token here with the tick just completed."""
+        group, heap = self.state.group, self._finish
+        clock = group.clock
+        while heap and heap[0][0] <= clock:
+            _, seq, life = heapq.heappop(heap)
+            if life.finish_seq == seq:
+                assert life.request is not None
+                done.append(life.request)
+        if len(done) > 1:
+            done.sort(key=_by_seat)
+        for request in done:
+            self._leave_group(request)
+
+    def _prefilled(self, request: Request, now: int) -> bool:
+        """A prefill is complete and emits a token. True if it was the last to be emitted here."""
+        life = self.lives[request]
+        self.state.prefilling.pop(request)
+        request.emitted_then += 1
+        if life.prefill_end_ns == NEVER:
+            life.prefill_end_ns = now
+        if self._recorder.record.steps:
+            self._recorder.event(request.index, PREFILLED, now, self.place)
+        self._barren_steps = 0
+        if not (self._withholds or self.policy.deliver_at_batch_end):
+            self._recorder.token(request.index, now)
+            self._deliver(life, 1, now)
+        if request.emitted_then == life.goal:
+            return True
+        self.state.join_group(request)
+        return False
+
+    def _leave(self, done: list[Request], now: int) -> None:
+        """Requests that emitted all they emit here: they end or move on, and memory comes back."""
+        state, late = self.state, self.policy.deliver_at_batch_end
+        for request in done:
+            del state.running[request]
+            if not late:
+                self._part(request, now)
+        for request in self.policy.leaving(done, state):
+            if late:
+                if not self._withholds:
+                    self._deliver_all(request, now)
+                self._part(request, now)
+            self._give_back(request, now)
+
+    def _part(self, request: Request, now: int) -> None:
+        """The client has its last token, or the last that this replica emits."""
+        self.outstanding -= 1
+        life = self.lives[request]
+        life.where = None
+        if life.delivered == life.arrival.output_tokens:
+            self._surroundings.finished(self, request, life, now)
+
+    def _give_back(self, request: Request, now: int) -> None:
+        """Free the memory of a request that leaves, or keep it for its transfer."""
+        life = self.lives.pop(request)
+        request.seat = -1
+        if life.delivered == life.arrival.output_tokens:
+            self.kv.release(request)
+        else:
+            self._surroundings.prefilled(self, request, life, now)
+
+    def _deliver_all(self, request: Request, now: int) -> None:
+        """The client gets, at once, all that the batch emitted for it."""
+        life = self.lives[request]
+        tokens = request.emitted_then - life.delivered
+        self._recorder.token(request.index, now, tokens)
+        self._deliver(life, tokens, now)
+
+    def _deliver(self, life: Lifetime, tokens: int, now: int) -> None:
+        life.delivered += tokens
+        life.last_token_ns = now
+        if life.first_token_ns == NEVER:
+            life.first_token_ns = now
+
+    def _joined_group(self, request: Request) -> None:
+        """Put the tick with which a group member emits its last token here on the agenda."""
+        life = self.lives[request]
+        self._finish_seq += 1
+        life.finish_seq = self._finish_seq
+        clock = self.state.group.clock + life.goal - request.emitted_then
+        heapq.heappush(self._finish, (clock, self._finish_seq, life))
+
+    def _leave_group(self, request: Request) -> None:
+        group, life = self.state.group, self.lives[request]
+        first = request.since
+        self._note_ticks(request, life, first, group.leave(request))
+
+    def _note_ticks(self, request: Request, life: Lifetime, first: int, ticks: int) -> None:
+        life.finish_seq = -1
+        if ticks:
+            self._barren_steps = 0
+            if not self.policy.deliver_at_batch_end:
+                self._recorder.span(request.index, self.place, first, ticks)
+                self._deliver(life, ticks, self.state.group.ends_ns[first + ticks - 1])
+
+    # --- bookkeeping
+
+    def _admitted(self, now: int) -> None:
+        """Note the first schedule of requests that joined running in this pass."""
+        for request in self.state.admitted:
+            life = self.lives[request]
+            if life.first_scheduled_ns == NEVER:
+                life.first_scheduled_ns = now
+            if self._recorder.record.steps:
+                self._recorder.event(request.index, ADMITTED, now, self.place)
+
+    def _preempted(self, request: Request, lost_tokens: int, first_tick: int, ticks: int) -> None:
+        """Called by the state when the policy preempts."""
+        life = self.lives[request]
+        life.preemptions += 1
+        life.recomputed_tokens += lost_tokens
+        self._note_ticks(request, life, first_tick, ticks)
+        if self._recorder.record.steps:
+            self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
+
+    def _count(self, flight: Flight, n: int) -> None:
+        """Add the first `n` iterations of a flight to the totals and the step log."""
+        end = flight.ends_ns[n - 1]
+        self.iterations += n
+        self.busy_ns += end - flight.start_ns
+        self.prefill_tokens += flight.prefill_tokens
+        self.decode_tokens += flight.decodes * n
+        recorder = self._recorder
+        if flight.decodes:
+            self._barren_steps = 0
+        else:
+            self._barren_steps += 1
+            if self._barren_steps > _PATIENCE:
+                self._look_for_progress()
+        if recorder.record.steps:
+            recorder.step_rows += 1
+            recorder.steps.extend(
+                (
+                    self.place,
+                    flight.start_ns,
+                    end,
+                    n,
+                    flight.prefill_tokens,
+                    flight.decodes,
+                    flight.context_tokens,
+                    self.kv.total_blocks - self.kv.free_blocks,
+                    len(self.state.waiting),
+                    flight.batch.cause,
+                )
+            )
+        if recorder.record.decisions:
+            self._write_decisions(flight, n)
+
+    def _set_timer(self, when_ns: int) -> None:
+        if self._timer_ns == when_ns:
+            return
+        self._timer_ns = when_ns
+        timer = Instant(self.env, when_ns, self._turn)
+        timer.callbacks.append(self._timer_rings)
+
+    def _timer_rings(self, _: Event) -> None:
+        self._timer_ns = None
+        if not self.in_flight and self._bell is not None:
+            self._bell.ring(self._turn)
+
+    def _repeated_pass(self, now: int) -> None:
+        """A pass that only preempted: it takes no time and is made again."""
+        if self._recorder.record.decisions:
+            gone = [request.index for request in self.state.preempted]
+            free = self.kv.free_blocks
+            self._recorder.decisions.append(Decision(self.place, now, now, {}, gone, free))
+        self._barren_steps += 1
+        if self._barren_steps > _PATIENCE:
+            self._look_for_progress()
+
+    def _look_for_progress(self) -> None:
+        """Stop a run that only recomputes: more steps without a token than there are tokens here."""
+        tokens = sum(request.known_tokens for request in self.lives)
+        if self._barren_steps <= 4 * tokens + _PATIENCE:
+            return
+        stuck = next(iter(self.state.running), None) or next(iter(self.state.waiting))
+        raise StuckError(
+            f"{type(self.policy).__name__} on replica {self.place}: {self._barren_steps} steps without "
+            f"a token; stuck at {stuck}, {self.kv.free_blocks} of {self.kv.total_blocks} blocks free"
+        )
+
+    def _remember_decisions(self, flight: Flight) -> None:
+        group = self.state.group
+        flight.free_after = [self.kv.free_blocks]
+        flight.preempted = [request.index for request in self.state.preempted]
+        if flight.ticks:
+            flight.members = [r.index for r in self.state.running if r.group is group]
+            first = group.blocks_needed()
+            for i in range(1, len(flight.ends_ns)):
+                more = group.blocks_needed(i + 1) - first
+                flight.free_after.append(self.kv.free_blocks - more)
+
+    def _write_decisions(self, flight: Flight, n: int) -> None:
+        chunks = {request.index: tokens for request, tokens in flight.chunks}
+        start = flight.start_ns
+        gone = flight.preempted
+        for end, free in zip(flight.ends_ns[:n], flight.free_after, strict=False):
+            tokens = dict.fromkeys(flight.members, 1) | chunks
+            self._recorder.decisions.append(Decision(self.place, start, end, tokens, gone, free))
+            start, gone = end, []
+
+    def settle(self) -> None:
+        """Bring every request up to date when the run is stopped before it ended."""
+        self.sync()
+        for request in list(self.state.running):
+            if request.group is not None:
+                self._leave_group(request)
+
+    # --- invariants
+
+    def verify(self) -> None:
+        """Assert that blocks are conserved and that queues and counters agree."""
+        state = self.state
+        used = sum(self.kv.held(request) for request in self.lives)
+        total = self.kv.free_blocks + used + self.held_for_transfer
+        assert 0 <= self.kv.free_blocks and total == self.kv.total_blocks, (
+            f"replica {self.place}: {self.kv.free_blocks} free + {used} used + "
+            f"{self.held_for_transfer} held for transfers != {self.kv.total_blocks}"
+        )
+        decoding = [request for request in state.running if not request.prefilling]
+        assert len(decoding) == state.group.size + len(state.paused)
+        context = sum(r.computed_tokens + 1 for r in decoding if r.group is not None)
+        assert context == state.group.context_tokens
+        for request in state.running:
+            stored = request.computed_tokens
+            assert stored <= self.kv.held(request) * self.kv.block_tokens, f"{request} has no blocks"
+            assert request.emitted_tokens <= self.lives[request].goal
+
+    def _verify_chunks(self, flight: Flight) -> None:
+        for request, tokens in flight.chunks:
+            last = request.computed_then + tokens
+            assert tokens >= 1 and last <= request.target_tokens, f"bad chunk {tokens} of {request}"
+            room = self.kv.held(request) * self.kv.block_tokens
+            assert last <= room, f"{request} computes {tokens} tokens without blocks for them"
+
+
+def _by_seat(request: Request) -> int:
+    return request.seat
