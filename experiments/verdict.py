@@ -37,7 +37,8 @@ DELAY_TIMES_SERVICE = 10
 DEFINITION = (
     "overloaded: over the second half of the arrival window the number of requests in system "
     f"grows with {CONFIDENCE:.0%} confidence (line through {BATCHES} batch means), and that line "
-    "at least doubles over the window; backlogged: at the last arrival the queue is over "
+    "at least doubles over the window, from its own start and from the mean of the first quarter; "
+    "backlogged: at the last arrival the queue is over "
     f"{QUEUE_TIMES_MEDIAN} times its median, or takes longer to start than the P99 of E2E, or "
     f"longer than {DELAY_TIMES_SERVICE} times the median time from first scheduled to last token; "
     f"else stable. Under {MIN_REQUESTS} requests, rejected ones not counted: too short to tell."
@@ -72,17 +73,24 @@ class Trend:
         slope_low_per_s: Lower end of the one-sided confidence interval of the slope.
         at_start: The line at the start of the window, requests.
         at_end: The line at the end of the window, requests.
+        first_quarter: Mean over the first quarter of the window, requests.
     """
 
     slope_per_s: float
     slope_low_per_s: float
     at_start: float
     at_end: float
+    first_quarter: float
 
     @property
     def overloaded(self) -> bool:
-        """Whether it grows for certain, and at least doubles over the window."""
-        return self.slope_low_per_s > 0 and self.at_end >= 2 * self.at_start
+        """Whether it grows for certain, and at least doubles over the window.
+
+        The line alone would take the rise out of a random dip in mid-window for growth: where many
+        requests run at once, batch means depend on each other. Hence the look at the first quarter.
+        """
+        before = max(self.at_start, self.first_quarter)
+        return self.slope_low_per_s > 0 and self.at_end >= 2 * before
 
 
 def judge(requests: Requests) -> Verdict:
@@ -134,10 +142,13 @@ def fit_trend(entered: Requests, first_ns: int, last_ns: int) -> Trend | None:
         first_ns: First arrival.
         last_ns: Last arrival.
     """
-    edges = np.linspace((first_ns + last_ns) / 2, last_ns, BATCHES + 1)
+    middle_ns = (first_ns + last_ns) / 2
+    edges = np.linspace(middle_ns, last_ns, BATCHES + 1)
     if edges[0] >= edges[-1]:
         return None
-    means = _mean_present(entered["arrival_ns"], _or_never(entered["end_ns"]), edges)
+    present = entered["arrival_ns"], _or_never(entered["end_ns"])
+    means = _mean_present(*present, edges)
+    early = _mean_present(*present, np.array([first_ns, (first_ns + middle_ns) / 2]))
     middle_s = (edges[:-1] + edges[1:]) / 2 / NS_PER_S
     from scipy import stats
 
@@ -147,7 +158,7 @@ def fit_trend(entered: Requests, first_ns: int, last_ns: int) -> Trend | None:
     def line(ns: float) -> float:
         return float(fit.intercept + fit.slope * ns / NS_PER_S)
 
-    return Trend(float(fit.slope), float(low), line(first_ns), line(last_ns))
+    return Trend(float(fit.slope), float(low), line(first_ns), line(last_ns), float(early[0]))
 
 
 def _or_never(ns: Ints) -> Ints:

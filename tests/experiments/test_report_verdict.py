@@ -51,6 +51,20 @@ def test_verdict_on_md1_is_right_in_19_of_20_seeds(load, n, expected):
     assert share_right(lambda seed: poisson_ns(load, n, seed), expected) >= 19
 
 
+def test_many_requests_running_at_once_without_a_queue_are_stable():
+    """As in a batching server: some fifty requests in flight, each for seconds."""
+
+    def verdict(seed):
+        rng = np.random.default_rng(seed)
+        arrival_ns = poisson_ns(10, 2_000, seed)
+        stay_ns = (rng.lognormal(1.2, 0.8, 2_000) * 1e9).astype(np.int64)
+        requests = served_in_turn(arrival_ns) | {"first_scheduled_ns": arrival_ns}
+        requests |= {"last_token_ns": arrival_ns + stay_ns, "end_ns": arrival_ns + stay_ns}
+        return judge(requests).name
+
+    assert sum(verdict(seed) == "stable" for seed in range(SEEDS)) >= 19
+
+
 def test_one_early_burst_that_is_still_waiting_is_a_backlog():
     def arrivals(seed):
         steady = poisson_ns(0.8, 1_000, seed)

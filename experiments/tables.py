@@ -1,0 +1,353 @@
+"""The comparison of variants as one table: for the terminal, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from experiments.report import RunBundle, metrics_of, unique_labels
+from sim.errors import ConfigError, nearest
+from sim.metrics import METRICS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Value = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the comparison.
+
+    Attributes:
+        key: Name in CSV, with the unit of the raw value.
+        group: First line of the heading, the metric.
+        part: Second line of the heading: which number of it, and the unit shown.
+        better: Which way is good; its best value is marked.
+        scale: Shown value / raw value.
+        words: Text, aligned to the left.
+    """
+
+    key: str
+    group: str
+    part: str = ""
+    better: Literal["lower", "higher", "neither"] = "neither"
+    scale: float = 1.0
+    words: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The heading in one line."""
+        return f"{self.group} {self.part}".strip()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Variants, one a row, with what stands below them.
+
+    Attributes:
+        columns: In order.
+        rows: Raw values in the units of the keys, None where undefined.
+        notes: Sentences that belong under the table.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    notes: tuple[str, ...]
+
+    def best(self) -> list[frozenset[int]]:
+        """For each column the rows with its best value; none where all are alike."""
+        return [
+            _best_rows(column, [row[i] for row in self.rows])
+            for i, column in enumerate(self.columns)
+        ]
+
+    def shown(self) -> list[list[str]]:
+        """All cells as text, numbers to three digits."""
+        return [
+            [_shown(column, value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+
+def _best_rows(column: Column, values: Sequence[Value]) -> frozenset[int]:
+    if column.better == "neither":
+        return frozenset()
+    numbers = {i: v for i, v in enumerate(values) if isinstance(v, int | float)}
+    if len(set(numbers.values())) < 2:
+        return frozenset()
+    best = (min if column.better == "lower" else max)(numbers.values())
+    return frozenset(i for i, value in numbers.items() if value == best)
+
+
+def _shown(column: Column, value: Value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return three_digits(value * column.scale) if isinstance(value, float) else f"{value:,}"
+
+
+def three_digits(value: float) -> str:
+    """A number to three significant digits, without an exponent from 0.001 to a million."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "-"
+    if not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.2e}"
+    rounded = float(f"{value:.3g}")
+    decimals = max(0, 2 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:,.{decimals}f}"
+
+
+# What is compared
+
+_LATENCIES = (
+    ("ttft", "mean", 1.0),
+    ("ttft", "p50", 1.0),
+    ("ttft", "p99", 1.0),
+    ("tpot", "p50", 1e3),
+    ("tpot", "p99", 1e3),
+    ("itl", "p99", 1e3),
+    ("e2e", "p50", 1.0),
+    ("e2e", "p99", 1.0),
+)
+_RARE_STATES = ("cancelled", "failed")
+
+
+def compare(bundles: Sequence[RunBundle], request_class: str | None = None) -> Comparison:
+    """Lay runs side by side.
+
+    Args:
+        bundles: At least one.
+        request_class: Only the requests of one class; None for all.
+
+    Raises:
+        ConfigError: No bundle, or a bundle without that class.
+    """
+    if not bundles:
+        raise ConfigError("nothing to compare: no results were given")
+    states = ["finished", "rejected", "unfinished"]
+    states += [s for s in _RARE_STATES if any(b.summary["requests"][s] for b in bundles)]
+    columns = (*_leading(states), *_measures())
+    rows = tuple(
+        _row(bundle, label, states, request_class)
+        for bundle, label in zip(bundles, unique_labels(bundles), strict=True)
+    )
+    return Comparison(columns, rows, _notes(bundles, request_class))
+
+
+def _leading(states: Sequence[str]) -> list[Column]:
+    return [
+        Column("variant", "Variant", words=True),
+        Column("gpus", "GPUs"),
+        Column("verdict", "Verdict", words=True),
+        *(Column(f"{state}_requests", state.capitalize()) for state in states),
+    ]
+
+
+def _measures() -> list[Column]:
+    columns = []
+    for key, part, scale in _LATENCIES:
+        name = METRICS[key].name_in_files
+        unit = "s" if scale == 1.0 else "ms"
+        shown = f"{part.capitalize() if part != 'mean' else part} ({unit})"
+        columns.append(Column(f"{name}_{part}", METRICS[key].title, shown, "lower", scale))
+    return [
+        *columns,
+        Column(METRICS["throughput_out_per_gpu"].name_in_files, "Output", "tok/s/GPU", "higher"),
+        Column("slo_attainment", "SLO met", "(%)", "higher", 100.0),
+        Column("preemptions", "Preemptions", "", "lower"),
+    ]
+
+
+def _row(
+    bundle: RunBundle, label: str, states: Sequence[str], request_class: str | None
+) -> tuple[Value, ...]:
+    summary, block = bundle.summary, metrics_of(bundle, request_class)
+    counts = summary["requests"] if request_class is None else block["requests"]
+    return (
+        label,
+        summary["gpus"],
+        summary["verdict"]["name"],
+        *(counts[state] for state in states),
+        *(block[METRICS[key].name_in_files][part] for key, part, _ in _LATENCIES),
+        block[METRICS["throughput_out_per_gpu"].name_in_files],
+        block["slo_attainment"],
+        block["preemptions"],
+    )
+
+
+def _notes(bundles: Sequence[RunBundle], request_class: str | None) -> tuple[str, ...]:
+    notes = [
+        "Best values are marked (*, or bold); latencies of overloaded runs depend on their length."
+    ]
+    windows = {(b.summary["window"]["warm_up_s"], b.summary["window"]["drain_s"]) for b in bundles}
+    if windows != {(0.0, 0.0)}:
+        said = "; ".join(f"first {w:g} s and last {d:g} s" for w, d in sorted(windows))
+        notes.append(f"Not measured: requests arriving in the {said} (counts include them).")
+    targets = {_targets(b.summary["slo"]) for b in bundles} - {""}
+    if targets:
+        notes.append(f"SLO: {' | '.join(sorted(targets))}.")
+    if request_class is not None:
+        notes.append(f"Only requests of class {' '.join(request_class.split())}.")
+    return tuple(notes)
+
+
+def _targets(slo: Mapping[str, Any]) -> str:
+    own = [f"{name.removesuffix('_s')} {t:g} s" for name, t in slo.items() if name != "classes"]
+    classes = [f"{name} ({_targets(each)})" for name, each in slo.get("classes", {}).items()]
+    return ", ".join(own + classes)
+
+
+# How it is written
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the comparison, as wide as the terminal allows, and its notes."""
+    for table in to_rich(comparison, console.width):
+        console.print(table)
+    for note in comparison.notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def to_rich(comparison: Comparison, width: int) -> list[Table]:
+    """Tables for a terminal: one, or several below each other where `width` is too narrow."""
+    cells, best = comparison.shown(), comparison.best()
+    widths = [
+        4 + max(len(column.group), len(column.part), *(len(row[i]) for row in cells))
+        for i, column in enumerate(comparison.columns)
+    ]
+    # Long labels are folded, so that numbers stand beside each other and not labels alone.
+    widths[0] = min(widths[0], max(16, width // 4))
+    chunks = _chunks(widths, width)
+    return [_rich_table(comparison, cells, best, chunk, widths[0]) for chunk in chunks]
+
+
+def _chunks(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Columns that fit beside each other; column 0 leads every part."""
+    chunks, used = [[0]], widths[0]
+    for i in range(1, len(widths)):
+        if used + widths[i] > width and len(chunks[-1]) > 1:
+            chunks.append([0])
+            used = widths[0]
+        chunks[-1].append(i)
+        used += widths[i]
+    return chunks
+
+
+def _rich_table(
+    comparison: Comparison,
+    cells: Sequence[Sequence[str]],
+    best: Sequence[frozenset[int]],
+    chosen: Sequence[int],
+    label_width: int,
+) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for i in chosen:
+        column = comparison.columns[i]
+        side: Literal["left", "right"] = "left" if column.words else "right"
+        heading = Text(f"{column.group}\n{column.part}".strip())
+        most = label_width - 4 if i == 0 else None
+        table.add_column(heading, justify=side, no_wrap=i != 0, overflow="fold", max_width=most)
+    for r, row in enumerate(cells):
+        # `Text` and not a string: a label is not markup.
+        marked = [(f"{row[i]}*", "bold green") if r in best[i] else (row[i], "") for i in chosen]
+        table.add_row(*(Text(text, style) for text, style in marked))
+    return table
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """A Markdown table with its notes; best values are bold."""
+    best = comparison.best()
+    lines = [
+        _markdown_row([_escape_markdown(column.heading) for column in comparison.columns]),
+        _markdown_row([":--" if column.words else "--:" for column in comparison.columns]),
+    ]
+    for r, row in enumerate(comparison.shown()):
+        cells = [_escape_markdown(cell) for cell in row]
+        lines.append(
+            _markdown_row([f"**{c}**" if r in best[i] else c for i, c in enumerate(cells)])
+        )
+    notes = [_escape_markdown(note) for note in comparison.notes]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape_markdown(text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", text)
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{c: f"\\{c}" for c in "&%$#_"},
+}
+
+
+def escape_latex(text: str) -> str:
+    """Text that LaTeX sets as it stands."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def to_latex(comparison: Comparison) -> str:
+    """A `tabular` for the package booktabs, notes as comments; best values are bold."""
+    best = comparison.best()
+    align = "".join("l" if column.words else "r" for column in comparison.columns)
+    groups = " & ".join(escape_latex(column.group) for column in comparison.columns)
+    parts = " & ".join(escape_latex(column.part) for column in comparison.columns)
+    lines = [f"% {note}" for note in comparison.notes]
+    lines += [rf"\begin{{tabular}}{{{align}}}", r"\toprule", rf"{groups} \\", rf"{parts} \\"]
+    lines.append(r"\midrule")
+    for r, row in enumerate(comparison.shown()):
+        cells = [escape_latex(cell) for cell in row]
+        bold = [rf"\textbf{{{c}}}" if r in best[i] else c for i, c in enumerate(cells)]
+        lines.append(rf"{' & '.join(bold)} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Raw values in the units of the headings, empty where undefined."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([column.key for column in comparison.columns])
+    writer.writerows(["" if value is None else value for value in row] for row in comparison.rows)
+    return text.getvalue()
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "markdown": to_markdown,
+    "latex": to_latex,
+    "csv": to_csv,
+}
+"""Name of a text format -> how it is written."""
+
+
+def table_text(comparison: Comparison, name: str) -> str:
+    """The comparison in one of `FORMATS`.
+
+    Raises:
+        ConfigError: There is no such format.
+    """
+    if name not in FORMATS:
+        raise ConfigError(f"table: no format {name!r}{nearest(name, FORMATS)}")
+    return FORMATS[name](comparison)

@@ -1,0 +1,180 @@
+"""The comparison table and its four ways of being written."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.report import unique_labels
+from experiments.summary import summarize
+from experiments.tables import (
+    compare,
+    escape_latex,
+    show,
+    table_text,
+    three_digits,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+from sim.errors import ConfigError
+from sim.slo import SLO, Windows
+
+S = 1_000_000_000
+
+
+class Replica:
+    name, pool, gpus, total_blocks, busy_ns, iterations = "main-0", "main", 2, 10, S, 50
+
+
+class Run:
+    """A bundle with 300 requests whose latencies all scale with `slowness`."""
+
+    def __init__(self, label, slowness=1, classes=None, **options):
+        n = 300
+        arrival_ns = np.arange(n) * S
+        first_ns = arrival_ns + slowness * S // 10
+        self.label, self.policy = label, "orca"
+        self.requests = {
+            "arrival_ns": arrival_ns,
+            "prompt_tokens": np.full(n, 10),
+            "emitted_tokens": np.full(n, 11),
+            "state": np.zeros(n, np.int8),
+            "reason": np.zeros(n, np.int16),
+            "first_scheduled_ns": arrival_ns,
+            "prefill_end_ns": first_ns,
+            "first_token_ns": first_ns,
+            "last_token_ns": first_ns + slowness * S // 10,
+            "end_ns": first_ns + slowness * S // 10,
+            "largest_itl_ns": np.full(n, slowness * S // 100),
+            "preemptions": np.zeros(n, np.int64),
+            "recomputed_tokens": np.zeros(n, np.int64),
+            "cached_tokens": np.zeros(n, np.int64),
+        }
+        gaps = np.array([slowness * S // 100]), np.array([n * 10])
+        self.itl = {"(none)": gaps}
+        if classes:
+            self.requests["request_class"] = np.resize(np.array(classes, object), n)
+            self.itl = dict.fromkeys(classes, gaps)
+        names = ("time_ns", "replica", "waiting", "running", "used_blocks")
+        self.summary = summarize(
+            self.requests,
+            itl=self.itl,
+            series={name: np.zeros(0, np.int64) for name in names},
+            replicas=[Replica()],
+            reasons=[""],
+            run_end_ns=400 * S,
+            **options,
+        )
+
+
+def cells(comparison, key):
+    i = [column.key for column in comparison.columns].index(key)
+    return [row[i] for row in comparison.shown()]
+
+
+def test_the_table_has_a_row_per_variant_and_the_columns_asked_for():
+    comparison = compare([Run("a"), Run("b", 2)])
+    assert cells(comparison, "variant") == ["a", "b"]
+    assert cells(comparison, "ttft_s_p99") == ["0.100", "0.200"]
+    assert cells(comparison, "tpot_s_p50") == ["10.0", "20.0"]
+    assert cells(comparison, "verdict") == ["stable", "stable"]
+    assert cells(comparison, "slo_attainment") == ["-", "-"]
+
+
+def test_the_best_value_is_marked_and_ties_at_large_are_not():
+    comparison = compare([Run("a", 2), Run("b"), Run("c")])
+    best = dict(zip([c.key for c in comparison.columns], comparison.best(), strict=True))
+    assert best["ttft_s_mean"] == {1, 2}
+    assert best["preemptions"] == frozenset()
+    assert best["gpus"] == frozenset()
+
+
+def test_labels_are_text_and_not_markup():
+    label = "<b>a</b> | [red]x[/red] & 50% $x_1^2$ \\ {~}\nnext"
+    comparison = compare([Run(label), Run("other", 2)])
+    assert "&lt;b&gt;a&lt;/b&gt; \\| \\[red\\]x" in to_markdown(comparison)
+    assert r"\textless{}b\textgreater{}a" in to_latex(comparison)
+    assert (
+        r"\& 50\% \$x\_1\textasciicircum{}2\$ \textbackslash{} \{\textasciitilde{}\}"
+        in to_latex(comparison)
+    )
+    read = next(csv.DictReader(io.StringIO(to_csv(comparison))))
+    assert read["variant"] == " ".join(label.split())
+    console = Console(width=300, record=True, file=io.StringIO())
+    show(comparison, console)
+    assert "[red]x[/red]" in console.export_text()
+
+
+def test_markdown_rows_have_as_many_cells_as_the_heading():
+    lines = to_markdown(compare([Run("a|b"), Run("c")])).split("\n\n")[0].splitlines()
+    assert {line.replace("\\|", "").count("|") for line in lines} == {18}
+
+
+def test_csv_holds_raw_values_and_leaves_the_undefined_empty():
+    rows = list(csv.DictReader(io.StringIO(to_csv(compare([Run("a")])))))
+    assert float(rows[0]["itl_s_p99"]) == 0.01
+    assert rows[0]["slo_attainment"] == ""
+
+
+def test_a_narrow_terminal_gets_several_tables_with_every_column_once():
+    comparison = compare([Run("a rather long label of a variant"), Run("b", 2)])
+    console = Console(width=80, record=True, file=io.StringIO())
+    show(comparison, console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("Variant") >= 2
+    assert text.count("Preemptions") == 1
+    assert "0.100*" in text
+
+
+def test_notes_name_windows_and_targets():
+    slo = SLO(ttft_s=1, classes={"chat": SLO(tpot_s=0.05)})
+    notes = compare([Run("a", slo=slo, windows=Windows(5, 2))]).notes
+    assert "Not measured: requests arriving in the first 5 s and last 2 s" in " ".join(notes)
+    assert "SLO: ttft 1 s, chat (tpot 0.05 s)." in notes
+
+
+def test_one_class_can_be_compared_and_an_unknown_one_is_refused():
+    runs = [Run("a", classes=["chat", "batch"])]
+    assert cells(compare(runs, "chat"), "finished_requests") == ["150"]
+    with pytest.raises(ConfigError, match=r"a: no request class 'caht'; did you mean chat\?"):
+        compare(runs, "caht")
+
+
+def test_an_unknown_format_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"did you mean latex\?"):
+        table_text(compare([Run("a")]), "latx")
+
+
+def test_labels_that_occur_twice_are_numbered():
+    assert unique_labels([Run("a"), Run("a"), Run("a (2)"), Run(" ")]) == [
+        "a",
+        "a (2)",
+        "a (2) (2)",
+        "(no label)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.01234, "0.0123"),
+        (0.9996, "1.00"),
+        (12.345, "12.3"),
+        (999.6, "1,000"),
+        (123456.0, "123,000"),
+        (1e-5, "1.00e-05"),
+        (2.5e7, "2.50e+07"),
+    ],
+)
+def test_numbers_are_shown_to_three_digits(value, text):
+    assert three_digits(value) == text
+
+
+def test_latex_escapes_every_special_character():
+    assert escape_latex("#") == r"\#"
+    assert "\\textbackslash{}" in escape_latex("\\")
