@@ -25,7 +25,7 @@ class TokenBudget(Policy):
         max_num_batched_tokens: Token budget of an iteration (8192 for the API server on GPUs of
             70 GiB and more in newer versions).
         max_num_seqs: Most requests running at once (1024 there).
-        long_prefill_token_threshold: Largest chunk of one prompt, or None.
+        long_prefill_token_threshold: Largest chunk of one prompt; None or 0 for no limit.
         reserve_full_prompt: Admit only if the whole prompt's blocks are free
             (``scheduler_reserve_full_isl``, on in vLLM 0.19).
         watermark: Share of the blocks kept free at admission while something runs.
@@ -145,7 +145,7 @@ class TokenBudget(Policy):
     def _chunk(self, request: Request, computed: int, left: int) -> int:
         tokens = min(request.known_tokens - computed, left)
         longest = self.long_prefill_token_threshold
-        return tokens if longest is None else min(tokens, longest)
+        return min(tokens, longest) if longest else tokens
 
 
 def _at_tail(state: ReplicaState) -> bool:

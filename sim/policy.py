@@ -145,7 +145,7 @@ class ReplicaState:
         if self.paused:
             self.resume_all()
         if not self.group.size:
-            return True
+            return self.kv.free_blocks >= spare_blocks
         if not self.kv.decode_all(self.group, spare_blocks):
             return False
         batch.all_decodes = True

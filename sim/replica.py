@@ -313,7 +313,9 @@ class Replica:
         flight.context_tokens = work.context_tokens
         flight.decodes = state.group.size if flight.ticks else 0
         n = 1
-        if self._fast_forward and batch.repeat > 1 and not flight.chunks:
+        # A pass that preempted is not made again: its victims now wait, and may be admitted next.
+        repeatable = batch.repeat > 1 and not flight.chunks and not state.preempted
+        if self._fast_forward and repeatable:
             n = self._steady_iterations(batch)
         model = self.spec.step_time
         if n == 1:
