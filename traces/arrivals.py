@@ -39,8 +39,8 @@ def arrive(
     Args:
         trace: In order of arrival.
         process: ``recorded``; ``poisson``; ``gamma`` (gaps of a given CV); ``constant`` (equal
-            gaps, the first at 0); ``burst`` (`burst_requests` at once, bursts at equal distances; without
-            it all at 0); ``closed-loop`` (times are not used: see `make_source`).
+            gaps, the first at 0); ``burst`` (`burst_requests` at once, bursts at equal distances;
+            without it all at 0); ``closed-loop`` (times are not used: see `make_source`).
         seed: Of the experiment; draws come from its generator ``arrivals``.
         rate_per_s: Mean rate of ``poisson``, ``gamma``, ``constant`` and ``burst``; None for the
             recorded one.
