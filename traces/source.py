@@ -79,7 +79,7 @@ def read_source(path: str | Path) -> Source:
     source = Source(str(path), raw, path=path)
     if raw.startswith(b"\x1f\x8b"):
         source.data = _gunzip(source)
-    _refuse_other_content(source)
+    refuse_other_content(source.name, source.data)
     _decode(source)
     if not source.data.strip():
         raise TraceError(f"{source.name}: the file is empty; expected rows")
@@ -111,22 +111,28 @@ def _gunzip(source: Source) -> bytes:
     return b"".join(parts)
 
 
-def _refuse_other_content(source: Source) -> None:
-    data = source.data
+def refuse_other_content(name: str, data: bytes) -> None:
+    """Refuse what is known not to be a text of rows: archives, Git LFS pointers, pages of HTML.
+
+    Args:
+        name: File or address, for the message.
+        data: Its content, or the first few hundred bytes of it.
+
+    Raises:
+        TraceError: One line that says what it is and what to do.
+    """
     for magic, kind in _COMPRESSED.items():
         if data.startswith(magic):
-            raise TraceError(
-                f"{source.name}: this is {kind}; expected CSV or JSON lines, plain or gzip"
-            )
+            raise TraceError(f"{name}: this is {kind}; expected CSV or JSON lines, plain or gzip")
     head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if head.startswith(_LFS):
         raise TraceError(
-            f"{source.name}: a Git LFS pointer, not the data; expected the file itself:"
+            f"{name}: a Git LFS pointer, not the data; expected the file itself:"
             " run `git lfs pull` or download it"
         )
     if head.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body")):
         raise TraceError(
-            f"{source.name}: a page of HTML saved as data; expected the file itself:"
+            f"{name}: a page of HTML saved as data; expected the file itself:"
             " download its raw address"
         )
 

@@ -230,5 +230,5 @@ def draw_lengths(
 
 def _share_below(normals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """(n,) the normal distribution function; without scipy, whose import takes longer than this."""
-    erf = np.frompyfunc(math.erf, 1, 1)
-    return 0.5 + 0.5 * erf(normals / math.sqrt(2)).astype(np.float64)
+    scaled = (normals / math.sqrt(2)).tolist()
+    return 0.5 + 0.5 * np.fromiter(map(math.erf, scaled), dtype=np.float64, count=len(scaled))
