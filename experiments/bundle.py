@@ -1,0 +1,376 @@
+"""What one variant leaves on disk, and back: every table and figure can be redone from it.
+
+    config.yaml        the variant, resolved; `phasewise run` takes it again
+    environment.json   versions and hashes: what the numbers depend on besides the config
+    wallclock.json     when and how long; all other files are the same bytes for the same seed
+    requests.parquet   one row per arrived request: the trace's columns, state, times, tokens
+    itl.parquet        distinct gaps between tokens and how often each occurred, per request class
+    series.parquet     waiting, running and KV blocks in use, per replica, on a fixed grid
+    transfers.parquet  KV moved from prefill to decode replicas
+    steps.parquet      one row per run of iterations; can be off, no table or figure needs it
+    summary.json       notes, metrics, verdict, replicas; written last: its presence says "finished"
+
+Times are integer nanoseconds from the start of the simulation; null where they never came.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from experiments import strict_yaml
+from sim.errors import PhasewiseError
+from sim.records import CAUSES, STATES, ReplicaInfo
+from sim.request import NEVER
+from sim.step_time import StepTimeOrigin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BUNDLE_VERSION = 1
+"""Version of the bundle's files. Older ones are read, newer ones refused."""
+
+Columns = dict[str, npt.NDArray[Any]]
+Gaps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+_VERSION_KEY = b"phasewise.bundle_version"
+_STEP_ROWS = 1 << 16
+_TEXT = ("session", "request_class", "tenant")
+"""Columns of the trace that hold text."""
+_MAYBE = ("turn", "deadline_ns", "first_scheduled_ns", "prefill_end_ns", "first_token_ns")
+_NULLABLE = (*_MAYBE, "last_token_ns", "end_ns", "largest_itl_ns")
+
+
+class BundleError(PhasewiseError):
+    """A folder is no bundle, or one that cannot be read."""
+
+
+@dataclass
+class Bundle:
+    """One variant's results, in memory as on disk.
+
+    Attributes:
+        config: The resolved experiment, as plain values.
+        environment: Versions and hashes.
+        requests: One row per arrived request, in trace order, times -1 where they never came; the
+            columns of `sim.records.REQUEST_COLUMNS`, ``largest_itl_ns``, and those of the trace.
+        reasons: Text of each code in the column ``reason``.
+        replicas: In the order of the indices used in all columns.
+        itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
+        series: Columns of `sim.records.SERIES_COLUMNS`.
+        transfers: Columns of `sim.records.TRANSFER_COLUMNS`.
+        steps: Columns of `sim.records.STEP_COLUMNS`, or None if not recorded.
+        end_ns: The last instant at which anything happened.
+        notes: What a reader of the numbers should know, one sentence each.
+        summary: Metrics, as `experiments.summary` makes them.
+        wallclock: When it ran and how long.
+    """
+
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    requests: Columns
+    reasons: list[str]
+    replicas: list[ReplicaInfo]
+    itl: dict[str, Gaps]
+    series: Columns
+    transfers: Columns
+    steps: Columns | None
+    end_ns: int
+    notes: list[str] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    wallclock: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Name of the variant in tables and figures."""
+        return str(self.config["label"])
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy, or ``disaggregated``: chooses colour and dash in figures."""
+        colocated = self.config["pools"].get("colocated")
+        return "disaggregated" if colocated is None else str(colocated["policy"]["name"])
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+def write(bundle: Bundle, folder: Path) -> None:
+    """Write a bundle; the folder appears complete or not at all, and replaces an older bundle.
+
+    Raises:
+        BundleError: `folder` holds something else.
+    """
+    if folder.exists() and not is_bundle(folder):
+        raise BundleError(f"{folder}: exists and is no bundle of results; give another --out")
+    partial = partial_folder(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_all(bundle, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where a bundle is written before it is complete."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a complete bundle."""
+    return is_bundle(folder) and (folder / "summary.json").is_file()
+
+
+def content_hash(folder: Path) -> str:
+    """Hash of all that the numbers of a bundle depend on."""
+    return str(_read_json(folder / "environment.json").get("content_sha256", ""))
+
+
+def is_bundle(folder: Path) -> bool:
+    """Whether a folder looks like a bundle, finished or not."""
+    return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
+
+
+def _write_all(bundle: Bundle, folder: Path) -> None:
+    (folder / "config.yaml").write_text(dump_config(bundle.config), encoding="utf-8")
+    _write_json(folder / "environment.json", bundle.environment)
+    _write_json(folder / "wallclock.json", bundle.wallclock)
+    _write_table(folder / "requests.parquet", _requests_table(bundle))
+    _write_table(folder / "itl.parquet", _gaps_table(bundle.itl))
+    names = [replica.name for replica in bundle.replicas]
+    _write_table(folder / "series.parquet", _table(bundle.series, {"replica": names}))
+    places = {"source": names, "target": names}
+    _write_table(folder / "transfers.parquet", _table(bundle.transfers, places))
+    if bundle.steps is not None:
+        texts: dict[str, Sequence[str]] = {"replica": names, "cause": CAUSES}
+        _write_table(folder / "steps.parquet", _table(bundle.steps, texts))
+    _write_json(folder / "summary.json", _summary(bundle))
+
+
+def dump_config(config: Mapping[str, Any]) -> str:
+    """A resolved experiment as YAML that `phasewise run` reads back."""
+    head = (
+        "# Resolved by phasewise: nothing is left to defaults. `phasewise run` takes this file.\n"
+    )
+    return head + yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+
+
+def _summary(bundle: Bundle) -> dict[str, Any]:
+    facts = {
+        "end_ns": bundle.end_ns,
+        "reasons": bundle.reasons,
+        "replicas": [asdict(replica) for replica in bundle.replicas],
+    }
+    return {"label": bundle.label, "notes": bundle.notes, **bundle.summary, "facts": facts}
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    # NaN is no JSON: an undefined metric is null.
+    text = json.dumps(
+        {"bundle_version": BUNDLE_VERSION, **_defined(values)}, indent=1, allow_nan=False
+    )
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _defined(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _defined(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_defined(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def _requests_table(bundle: Bundle) -> pa.Table:
+    names = [replica.name for replica in bundle.replicas]
+    texts = {"state": STATES, "reason": bundle.reasons, "replica": names, "decode_replica": names}
+    return _table(bundle.requests, texts)
+
+
+def _gaps_table(gaps: Mapping[str, Gaps]) -> pa.Table:
+    import pyarrow as pa
+
+    classes = [name for name, (gap_ns, _) in gaps.items() for _ in range(len(gap_ns))]
+    empty = np.zeros(0, np.int64)
+    return pa.table(
+        {
+            "request_class": pa.array(classes, pa.string()).dictionary_encode(),
+            "gap_ns": np.concatenate([empty, *(gap_ns for gap_ns, _ in gaps.values())]),
+            "count": np.concatenate([empty, *(count for _, count in gaps.values())]),
+        }
+    )
+
+
+def _table(columns: Mapping[str, npt.NDArray[Any]], texts: Mapping[str, Sequence[str]]) -> pa.Table:
+    """Columns as an Arrow table: codes as their texts, -1 as null where it means never."""
+    import pyarrow as pa
+
+    arrays: dict[str, pa.Array] = {}
+    for name, column in columns.items():
+        if name in texts:
+            arrays[name] = _coded(column, texts[name])
+        elif name in _TEXT:
+            arrays[name] = pa.array(column.tolist(), pa.string())
+        elif name in _NULLABLE:
+            arrays[name] = pa.array(column, mask=column == NEVER)
+        else:
+            arrays[name] = pa.array(column)
+    return pa.table(arrays)
+
+
+def _coded(codes: npt.NDArray[Any], texts: Sequence[str]) -> pa.Array:
+    import pyarrow as pa
+
+    indices = pa.array(codes.astype(np.int32), mask=codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(list(texts), pa.string()))
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    import pyarrow.parquet as pq
+
+    # No pandas block and no time in the metadata: the same rows are the same bytes.
+    marked = table.replace_schema_metadata({_VERSION_KEY: str(BUNDLE_VERSION).encode()})
+    pq.write_table(marked, path, compression="zstd", row_group_size=_STEP_ROWS, store_schema=True)
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def read(folder: Path) -> Bundle:
+    """Read a bundle; without `steps.parquet` it is complete too.
+
+    Raises:
+        BundleError: It is none, is not finished, or of a newer version.
+    """
+    if not is_bundle(folder):
+        raise BundleError(f"{folder}: no bundle of results here (config.yaml and environment.json)")
+    if not (folder / "summary.json").is_file():
+        raise BundleError(f"{folder}: not finished: summary.json is missing; run it again")
+    summary = _read_json(folder / "summary.json")
+    facts = summary.pop("facts")
+    notes = summary.pop("notes")
+    del summary["label"]  # that of the config
+    replicas = [_replica(entry) for entry in facts["replicas"]]
+    names = [replica.name for replica in replicas]
+    reasons = list(facts["reasons"])
+    texts = {"state": STATES, "reason": reasons, "replica": names, "decode_replica": names}
+    steps = folder / "steps.parquet"
+    return Bundle(
+        config=_read_config(folder / "config.yaml"),
+        environment=_read_json(folder / "environment.json"),
+        requests=_read_table(folder / "requests.parquet", texts),
+        reasons=reasons,
+        replicas=replicas,
+        itl=_read_gaps(folder / "itl.parquet"),
+        series=_read_table(folder / "series.parquet", {"replica": names}),
+        transfers=_read_table(folder / "transfers.parquet", {"source": names, "target": names}),
+        steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if steps.is_file() else None,
+        end_ns=facts["end_ns"],
+        notes=notes,
+        summary=summary,
+        wallclock=_read_json(folder / "wallclock.json"),
+    )
+
+
+def find(folder: Path) -> list[Path]:
+    """The finished bundles at or directly below a folder, in the order of their run.
+
+    Raises:
+        BundleError: There is none.
+    """
+    if is_bundle(folder):
+        return [folder]
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: no such folder; expected results of `phasewise run`")
+    found = [path for path in sorted(folder.iterdir()) if is_bundle(path) and path.name[0] != "."]
+    if not found:
+        raise BundleError(f"{folder}: holds no results of `phasewise run`")
+    order = [_read_json(path / "environment.json").get("position", 0) for path in found]
+    return [path for _, path in sorted(zip(order, found, strict=True))]
+
+
+def _replica(entry: Mapping[str, Any]) -> ReplicaInfo:
+    return ReplicaInfo(**{**entry, "step_time": StepTimeOrigin(**entry["step_time"])})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: cannot be read: {error}") from None
+    _check_version(values.pop("bundle_version", None), path)
+    return values
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    config = strict_yaml.read(path)
+    if not isinstance(config, dict) or "label" not in config:
+        raise BundleError(f"{path}: is no resolved config")
+    return config
+
+
+def _check_version(version: object, path: Path) -> None:
+    if not isinstance(version, int):
+        raise BundleError(f"{path}: does not say its bundle_version; not written by phasewise")
+    if version > BUNDLE_VERSION:
+        raise BundleError(
+            f"{path}: bundle_version {version} is newer than this phasewise, which reads up to "
+            f"{BUNDLE_VERSION}; install a newer one"
+        )
+
+
+def _read_table(path: Path, texts: Mapping[str, Sequence[str]]) -> Columns:
+    table = _checked_table(path)
+    columns: Columns = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if name in texts:
+            columns[name] = _codes(column, texts[name], path)
+        elif name in _TEXT:
+            columns[name] = np.array(column.to_pylist(), dtype=object)
+        else:
+            columns[name] = column.fill_null(NEVER).to_numpy()
+    return columns
+
+
+def _checked_table(path: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"")
+    _check_version(int(version) if version.isdigit() else None, path)
+    return table
+
+
+def _codes(column: pa.Array, texts: Sequence[str], path: Path) -> npt.NDArray[np.int32]:
+    """Positions in `texts`, -1 for null, whatever order the file's own dictionary has."""
+    places = {text: position for position, text in enumerate(texts)}
+    own = column.dictionary.to_pylist()
+    unknown = [text for text in own if text not in places]
+    if unknown:
+        raise BundleError(f"{path}: holds {unknown[0]!r}, which summary.json does not list")
+    lookup = np.array([*(places[text] for text in own), NEVER], dtype=np.int32)
+    return lookup[column.indices.fill_null(len(own)).to_numpy()]
+
+
+def _read_gaps(path: Path) -> dict[str, Gaps]:
+    table = _checked_table(path)
+    gap_ns, count = table.column("gap_ns").to_numpy(), table.column("count").to_numpy()
+    classes = np.array(table.column("request_class").to_pylist(), dtype=object)
+    names = list(dict.fromkeys(classes.tolist()))
+    return {name: (gap_ns[classes == name], count[classes == name]) for name in names}

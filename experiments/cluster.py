@@ -1,0 +1,192 @@
+"""From a resolved experiment to the `Cluster` that runs it, and what its numbers rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments import parts
+from experiments.schema import Experiment, Pool
+from sim import specs
+from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.errors import ConfigError, PhasewiseError
+from sim.policy import Router
+from sim.replica import ReplicaSpec
+
+if TYPE_CHECKING:
+    from sim.model_work import Hardware, ModelWork
+
+Where = Callable[..., str]
+"""Gives ``file: key`` of a path into `Experiment`."""
+
+
+def pools_of(experiment: Experiment) -> dict[str, Pool]:
+    """The pools that there are, by role, the prefill pool before the decode pool."""
+    pools = experiment.pools
+    present = {"colocated": pools.colocated, "prefill": pools.prefill, "decode": pools.decode}
+    return {role: pool for role, pool in present.items() if pool is not None}
+
+
+def plain_where(*path: str | int) -> str:
+    """Places in a resolved experiment, for messages, where no file is known."""
+    return ".".join(map(str, path))
+
+
+@dataclass(frozen=True)
+class Built:
+    """A cluster and where its numbers come from.
+
+    Attributes:
+        cluster: What `sim.event_loop.simulate` takes.
+        notes: One sentence each: KV blocks, step times, what is not modelled.
+        gpus: GPUs of all replicas.
+        max_model_len: Shortest limit of all pools, or None.
+    """
+
+    cluster: Cluster
+    notes: tuple[str, ...]
+    gpus: int
+    max_model_len: int | None
+
+
+def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> Built:
+    """Build the cluster of one variant.
+
+    Args:
+        experiment: Resolved and checked.
+        folder: Where a user's modules and local model files are looked for first.
+        where: Places for messages.
+
+    Raises:
+        ConfigError: Sizes that do not fit: no room for KV, a policy's limits, heads by GPUs.
+    """
+    model = load_model(experiment.model, folder, where("model"))
+    notes: list[str] = []
+    built: dict[str, PoolSpec] = {}
+    for role, pool in pools_of(experiment).items():
+        router = _router(experiment, role, folder, where)
+        spec, more = _replica(pool, role, model, folder, where)
+        built[role] = PoolSpec(_POOL_NAMES[role], [spec] * pool.replicas, router)
+        notes.extend(note for note in more if note not in notes)
+    transfer = experiment.pools.transfer
+    if transfer is not None:
+        notes.append(
+            f"KV transfers of {transfer.bandwidth_bytes_per_s / 1e9:g} GB/s each do not contend "
+            "for links: contention is not modelled."
+        )
+    predictor = None
+    if experiment.predictor is not None:
+        predictor = parts.predictor(experiment.predictor, where("predictor"), folder)
+    cluster = Cluster(
+        entry=built.get("colocated") or built["prefill"],
+        decode=built.get("decode"),
+        transfer=None if transfer is None else _transfer(experiment),
+        predictor=predictor,
+    )
+    limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
+    gpus = sum(pool.replicas * pool.tensor_parallel for pool in pools_of(experiment).values())
+    return Built(cluster, tuple(notes), gpus, min(limits, default=None))
+
+
+_POOL_NAMES = {"colocated": "replica", "prefill": "prefill", "decode": "decode"}
+
+
+def load_model(name: str, folder: Path, where: str) -> specs.ModelSpec:
+    """A model by name, or from a config.json relative to `folder` or to the working folder."""
+    local = folder / name
+    try:
+        return specs.load_model(str(local) if local.exists() else name)
+    except PhasewiseError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _router(experiment: Experiment, role: str, folder: Path, where: Where) -> Router:
+    if role == "decode" and experiment.decode_router is not None:
+        return parts.router(experiment.decode_router, where("decode_router"), folder)
+    return parts.router(experiment.router, where("router"), folder)
+
+
+def _transfer(experiment: Experiment) -> TransferSpec:
+    transfer = experiment.pools.transfer
+    assert transfer is not None
+    return TransferSpec(
+        bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
+        latency_s=transfer.latency_s,
+        recompute_last_token=transfer.recompute_last_token,
+    )
+
+
+def _replica(
+    pool: Pool, role: str, model: specs.ModelSpec, folder: Path, where: Where
+) -> tuple[ReplicaSpec, list[str]]:
+    device = specs.load_device(pool.device)
+    tp = pool.tensor_parallel
+    try:
+        specs.check_tensor_parallel(model, tp)
+        blocks, origin = _blocks(pool, model, device)
+    except PhasewiseError as error:
+        raise ConfigError(f"{where('pools', role)}: {error}") from None
+    place = where("pools", role, "policy")
+    policy = parts.policy(pool, place, folder)
+    try:
+        policy.check(blocks, pool.kv.block_tokens, pool.max_model_len)
+    except PhasewiseError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    step_time = parts.step_time(pool, model, device, where("pools", role, "step_time"))
+    told = step_time.describe()
+    spec = ReplicaSpec(
+        policy=policy,
+        num_blocks=blocks,
+        step_time=step_time,
+        block_tokens=pool.kv.block_tokens,
+        max_model_len=pool.max_model_len,
+        order=parts.order(pool, where("pools", role, "order"), folder),
+        kv_bytes_per_token=specs.kv_bytes_per_token(model, pool.precision.kv),
+        gpus=tp,
+    )
+    named = "" if role == "colocated" else f"{role}: "
+    return spec, [
+        f"{named}KV cache: {origin}.",
+        f"{named}step times: {told.model}: {told.origin}; error: {told.error}.",
+    ]
+
+
+def _blocks(pool: Pool, model: specs.ModelSpec, device: specs.DeviceSpec) -> tuple[int, str]:
+    kv = pool.kv
+    if kv.num_blocks is not None:
+        return kv.num_blocks, f"{kv.num_blocks} blocks of {kv.block_tokens} tokens, as configured"
+    return specs.kv_blocks(
+        model,
+        device,
+        precision=pool.precision.weights,
+        kv_dtype=pool.precision.kv,
+        tp=pool.tensor_parallel,
+        gpu_memory_utilization=kv.gpu_memory_utilization,
+        block_tokens=kv.block_tokens,
+        reserve_bytes=kv.activation_reserve_bytes,
+    )
+
+
+def work(experiment: Experiment, folder: Path) -> ModelWork:
+    """FLOPs and bytes of the model on this hardware, for MFU and MBU."""
+    from sim.model_work import model_work
+
+    model = load_model(experiment.model, folder, "model")
+    return model_work(model, _hardware(experiment))
+
+
+def _hardware(experiment: Experiment) -> list[Hardware]:
+    from sim.model_work import Hardware
+
+    return [
+        Hardware(
+            device=specs.load_device(pool.device),
+            tensor_parallel=pool.tensor_parallel,
+            precision=pool.precision.weights,
+            kv_dtype=pool.precision.kv,
+        )
+        for pool in pools_of(experiment).values()
+        for _ in range(pool.replicas)
+    ]

@@ -1,0 +1,396 @@
+"""From YAML to `Plan`: what would run, checked, with one line for each thing that is wrong.
+
+Read top down: `load` finds and reads a config, lays the overrides of each variant over it, and
+resolves each into an `Experiment` (see `schema.py` for the keys).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from experiments import engines, layers, strict_yaml
+from experiments.check_config import check
+from experiments.explain import explain, shown
+from experiments.names import suggestion
+from experiments.schema import FILE_KEYS, SCHEMA_VERSION, Experiment
+from sim.errors import ConfigError
+
+CONFIGS = Path(__file__).with_name("configs")
+"""Folder of the shipped configs."""
+
+_OF_THE_FILE = ("name", "about", "compare", "grid", "schema_version")
+"""Keys that belong to the file as a whole, not to a variant."""
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A key that still works under its old name for one minor version.
+
+    Attributes:
+        old: Dotted path as people wrote it.
+        new: Dotted path to write instead.
+        until: The version that no longer reads it.
+    """
+
+    old: str
+    new: str
+    until: str
+
+
+DEPRECATED: tuple[Renamed, ...] = ()
+"""Keys that were renamed; none so far."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a config says to run.
+
+    Attributes:
+        name: Folder of its results.
+        about: What it shows.
+        source: Where it was read from, for messages.
+        folder: Where relative paths in it start.
+        variants: One resolved experiment each, labels unique.
+        notes: What a reader should know, such as deprecated keys, one sentence each.
+    """
+
+    name: str
+    about: str
+    source: str
+    folder: Path
+    variants: tuple[Experiment, ...]
+    notes: tuple[str, ...] = ()
+
+
+def shipped() -> dict[str, Path]:
+    """Configs that come with phasewise, by name."""
+    return {path.stem: path for path in sorted(CONFIGS.glob("*.yaml"))}
+
+
+def load(
+    config: str | Path | Mapping[str, Any],
+    settings: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    deprecated: Sequence[Renamed] = DEPRECATED,
+) -> Plan:
+    """Read a config and resolve its variants.
+
+    Args:
+        config: A path, the name of a shipped config, or the content as a mapping.
+        settings: ``key=value`` texts, values in YAML; they have the last word in every variant.
+        overrides: The same as a mapping, for Python.
+        deprecated: Keys still read under their old names.
+
+    Raises:
+        ConfigError: One line naming file, key, value and what would do.
+    """
+    source, folder, raw = _read(config)
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{source}: holds {shown(raw)}; expected keys with values")
+    notes: list[str] = []
+    raw = _renamed(raw, deprecated, source, notes)
+    last = _settings(settings)
+    last = layers.lay_over(last, layers.unfold(overrides, "overrides: ")) if overrides else last
+    last = _renamed(last, deprecated, "--set", notes)
+    of_file = {key: last.pop(key) for key in _OF_THE_FILE if key in last}
+    return _plan({**raw, **of_file}, last, source, folder, notes)
+
+
+def _read(config: str | Path | Mapping[str, Any]) -> tuple[str, Path, Any]:
+    if isinstance(config, Mapping):
+        return "config", Path.cwd(), dict(config)
+    path = Path(config)
+    by_name = {name.replace("_", "-"): file for name, file in shipped().items()}
+    if not path.exists() and (found := by_name.get(str(config).replace("_", "-"))):
+        path = found
+    elif not path.exists() and path.suffix not in (".yaml", ".yml"):
+        hint = suggestion(str(config), shipped())
+        raise ConfigError(f"{config}: no such file, and no shipped config of this name; {hint}")
+    return path.name, path.parent, strict_yaml.read(path)
+
+
+def _settings(settings: Sequence[str]) -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not re.fullmatch(r"[\w:-]+(\.[\w:-]+)*", key.strip()):
+            raise ConfigError(
+                f"--set {setting}: expected key=value, such as policy.budget_tokens=256"
+            )
+        pairs[key.strip()] = strict_yaml.parse(value, f"--set {setting}")
+    return layers.unfold(pairs, "--set ")
+
+
+def _renamed(
+    raw: Mapping[str, Any], deprecated: Iterable[Renamed], source: str, notes: list[str]
+) -> dict[str, Any]:
+    moved = dict(raw)
+    for rename in deprecated:
+        value = _take(moved, rename.old.split("."))
+        if value is _ABSENT:
+            continue
+        notes.append(
+            f"{source}: {rename.old}: is deprecated and not read from {rename.until} on; "
+            f"write {rename.new}"
+        )
+        moved = layers.lay_over(layers.unfold({rename.new: value}, ""), moved)
+    return moved
+
+
+_ABSENT = object()
+
+
+def _take(mapping: dict[str, Any], path: list[str]) -> Any:
+    if len(path) == 1:
+        return mapping.pop(path[0], _ABSENT)
+    inner = mapping.get(path[0])
+    if not isinstance(inner, Mapping):
+        return _ABSENT
+    mapping[path[0]] = dict(inner)
+    return _take(mapping[path[0]], path[1:])
+
+
+# --------------------------------------------------------------------------------------- variants
+
+
+def _plan(
+    raw: Mapping[str, Any], last: dict[str, Any], source: str, folder: Path, notes: list[str]
+) -> Plan:
+    _check_version(raw, source)
+    base = {key: value for key, value in raw.items() if key not in ("compare", "grid")}
+    base.setdefault("name", Path(source).stem)
+    chosen = _combinations(raw, source)
+    experiments = []
+    for label, overrides in chosen:
+        where = source if len(chosen) == 1 and label is None else f"{source}: variant {label}"
+        stack = [(base, source), (overrides, where), (last, "--set")]
+        experiment, more = _resolve(label, stack, folder)
+        experiments.append(experiment)
+        notes.extend(note for note in more if note not in notes)
+    _check_labels([experiment.label for experiment in experiments], source)
+    first = experiments[0]
+    return Plan(first.name, first.about, source, folder, tuple(experiments), tuple(notes))
+
+
+def _check_version(raw: Mapping[str, Any], source: str) -> None:
+    version = raw.get("schema_version", SCHEMA_VERSION)
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{source}: schema_version: {version} is newer than this phasewise, which reads up to "
+            f"{SCHEMA_VERSION}; install a newer one"
+        )
+
+
+def _combinations(raw: Mapping[str, Any], source: str) -> list[tuple[str | None, dict[str, Any]]]:
+    """Label and overrides of each variant: every entry of `compare` with every point of `grid`."""
+    compared = _compared(raw.get("compare"), source)
+    points = _grid(raw.get("grid"), source)
+    combined: list[tuple[str | None, dict[str, Any]]] = []
+    for (label, overrides), (point_label, point) in itertools.product(compared, points):
+        labels = [text for text in (label, point_label) if text]
+        combined.append((", ".join(labels) or None, layers.lay_over(overrides, point)))
+    return combined
+
+
+def _compared(compare: object, source: str) -> list[tuple[str, dict[str, Any]]]:
+    if compare is None:
+        return [("", {})]
+    if not isinstance(compare, list) or not compare:
+        raise ConfigError(f"{source}: compare: {shown(compare)}: expected a list of variants")
+    variants = []
+    for position, entry in enumerate(compare):
+        where = f"{source}: compare[{position}]"
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where}: {shown(entry)}: expected a label and the keys that differ")
+        if not isinstance(entry.get("label"), str) or not entry["label"].strip():
+            raise ConfigError(f"{where}.label: is required: the name of the variant in tables")
+        overrides = {key: value for key, value in entry.items() if key != "label"}
+        for key in _OF_THE_FILE:
+            if key in overrides:
+                raise ConfigError(f"{where}.{key}: belongs to the whole file, not to a variant")
+        variants.append((entry["label"].strip(), layers.unfold(overrides, f"{where}.")))
+    return variants
+
+
+def _grid(grid: object, source: str) -> list[tuple[str, dict[str, Any]]]:
+    if grid is None:
+        return [("", {})]
+    if not isinstance(grid, Mapping) or not grid:
+        raise ConfigError(f"{source}: grid: {shown(grid)}: expected keys with lists of values")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{source}: grid.{key}: {shown(values)}: expected a list of values")
+    points = []
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        label = ", ".join(
+            f"{key.rpartition('.')[2]}={_word(value)}" for key, value in point.items()
+        )
+        points.append((label, layers.unfold(point, f"{source}: grid.")))
+    return points
+
+
+def _word(value: object) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("name", shown(dict(value))))
+    return f"{value:g}" if isinstance(value, float) else shown(value)
+
+
+def _check_labels(labels: Sequence[str], source: str) -> None:
+    slugs: dict[str, str] = {}
+    for label in labels:
+        other = slugs.setdefault(slug(label), label)
+        if other is not label:
+            raise ConfigError(
+                f"{source}: two variants have the label {label}; labels have to differ"
+            )
+
+
+def slug(label: str) -> str:
+    """Folder name of a variant: letters, digits and ``-_.=``, in lower case."""
+    return re.sub(r"[^a-z0-9_.=]+", "-", label.lower()).strip("-.") or "variant"
+
+
+# ---------------------------------------------------------------------------------- one variant
+
+
+def _resolve(
+    label: str | None, stack: Sequence[tuple[Mapping[str, Any], str]], folder: Path
+) -> tuple[Experiment, list[str]]:
+    merged: dict[str, Any] = {}
+    written = []
+    for layer, where in stack:
+        full = layers.write_out(layers.unfold(layer, f"{where}: "), f"{where}: ")
+        written.append((full, where))
+        merged = layers.lay_over(merged, full)
+    said = _Said(written)
+    resolved = layers.with_pools(layers.without_nulls(merged), f"{said.source}: ")
+    resolved, notes = _settled(resolved, said)
+    resolved["label"] = label or resolved.get("label") or _default_label(resolved)
+    try:
+        experiment = Experiment.model_validate(resolved)
+    except ValidationError as error:
+        raise ConfigError(_line(error.errors(), said)) from None
+    check(experiment, said.where, folder)
+    return experiment, notes
+
+
+def _default_label(resolved: Mapping[str, Any]) -> str:
+    pools = resolved.get("pools")
+    alone = pools.get("colocated") if isinstance(pools, Mapping) else None
+    policy = alone.get("policy") if isinstance(alone, Mapping) else None
+    if isinstance(policy, Mapping):
+        return str(policy.get("name", "experiment"))
+    return "disaggregated"
+
+
+class _Said:
+    """Who said what: finds the layer and the path, as written there, of a resolved key."""
+
+    def __init__(self, written: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+        self._written = written
+        self.source = written[0][1]
+
+    def where(self, *path: str | int) -> str:
+        """``file.yaml: policy.name`` of a path such as ``pools, colocated, policy, name``."""
+        candidates = [path]
+        if path[:1] == ("pools",) and len(path) > 2:
+            candidates = [path, path[2:]]
+            if path[1] == "colocated":
+                candidates.reverse()
+        for layer, where in reversed(self._written):
+            for candidate in candidates:
+                if _holds(layer, candidate):
+                    return f"{where}: {_dotted(candidate)}"
+        return f"{self.source}: {_dotted(candidates[0])}"
+
+
+def _holds(layer: Any, path: Sequence[str | int]) -> bool:
+    for part in path:
+        in_list = isinstance(layer, list) and isinstance(part, int) and part < len(layer)
+        if not in_list and not (isinstance(layer, Mapping) and part in layer):
+            return False
+        layer = layer[part]
+    return True
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _settled(resolved: dict[str, Any], said: _Said) -> tuple[dict[str, Any], list[str]]:
+    """Engine values that depend on the device, and the notes of the engines used."""
+    pools = resolved.get("pools")
+    if not isinstance(pools, dict):
+        return resolved, []
+    settled, notes = {}, []
+    for role, pool in pools.items():
+        if role in layers.ROLES and isinstance(pool, dict):
+            pool, note = _without_engine(pool, said, role)
+            notes.extend(note)
+        settled[role] = pool
+    return {**resolved, "pools": settled}, notes
+
+
+def _without_engine(
+    pool: dict[str, Any], said: _Said, role: str
+) -> tuple[dict[str, Any], list[str]]:
+    from sim.specs import load_device
+
+    engine = pool.get("engine")
+    rest = {key: value for key, value in pool.items() if key != "engine"}
+    if engine is None:
+        return rest, []
+    device = rest.get("device", "h100-sxm")
+    try:
+        sheet = load_device(str(device))
+    except ConfigError as error:
+        raise ConfigError(f"{said.where('pools', role, 'device')}: {error}") from None
+    note = engines.presets()[engine].get("note")
+    notes = [f"engine {engine}: {note}"] if note else []
+    return engines.settle(rest, engine, sheet.memory_bytes, sheet.name), notes
+
+
+def _line(errors: Sequence[Any], said: _Said) -> str:
+    """One line for the first error; the members of a union share a place and are told together."""
+    # A slip in a key that is required gives two errors; the unknown key says more.
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    first = (unknown or errors)[0]
+    place = first["loc"]
+    if first["type"] == "extra_forbidden":
+        owner, known = _known(place[:-1])
+        noun = "key" if len(place) == 1 else "option"
+        hint = suggestion(str(place[-1]), known)
+        return f"{said.where(*place)}: {owner} has no such {noun}; {hint}"
+    return f"{said.where(*place)}: {explain([e for e in errors if e['loc'] == place])}"
+
+
+def _known(path: Sequence[str | int]) -> tuple[str, Iterable[str]]:
+    """What owns the keys at a path of `Experiment`, and which keys those are."""
+    if not path:
+        return "a config", FILE_KEYS
+    model: type[BaseModel] = Experiment
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is not None:
+            model = _model_in(field.annotation)
+    in_pool = path[0] == "pools" and len(path) == 2
+    more = ("engine", *engines.FLAGS) if in_pool else ()
+    return str(path[-1]), (*model.model_fields, *more)
+
+
+def _model_in(annotation: Any) -> type[BaseModel]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = [_model_in(part) for part in getattr(annotation, "__args__", ())]
+    return next((part for part in inner if part is not BaseModel), BaseModel)

@@ -1,0 +1,81 @@
+"""Serving engines as config fragments: ``engine: vllm-0.19`` and the engines' own flag names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from experiments import strict_yaml
+from experiments.names import canonical, unknown
+from sim.errors import ConfigError
+
+FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "max_num_seqs": ("policy", "max_num_seqs"),
+        "max_num_batched_tokens": ("policy", "max_num_batched_tokens"),
+        "long_prefill_token_threshold": ("policy", "long_prefill_token_threshold"),
+        "scheduler_reserve_full_isl": ("policy", "reserve_full_prompt"),
+        "chunk_size": ("policy", "budget_tokens"),
+        "block_size": ("kv", "block_tokens"),
+        "gpu_memory_utilization": ("kv", "gpu_memory_utilization"),
+        "num_gpu_blocks_override": ("kv", "num_blocks"),
+        "tensor_parallel_size": ("tensor_parallel",),
+    }
+)
+"""Flags of vLLM and sarathi-serve, accepted in a pool or at top level, to our keys of the same
+meaning. (`max_model_len` is our own key.)"""
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """The shipped engines: name to its entry in engines.yaml."""
+    entries: dict[str, dict[str, Any]] = strict_yaml.read(Path(__file__).with_name("engines.yaml"))
+    return entries
+
+
+def expand(name: object, where: str) -> dict[str, Any]:
+    """The pool fragment that an engine sets, values that depend on the device left as written.
+
+    Raises:
+        ConfigError: No such engine.
+    """
+    known = presets()
+    if not isinstance(name, str) or canonical(name) not in known:
+        raise ConfigError(f"{where}: {unknown('engine', name, known)}")
+    fragment: dict[str, Any] = known[canonical(name)]["pool"]
+    return fragment
+
+
+def settle(
+    pool: dict[str, Any], engine: str | None, memory_bytes: int, device: str
+) -> dict[str, Any]:
+    """Resolve the values of a fragment that depend on the size of the GPU.
+
+    Args:
+        pool: A pool, changed by neither user nor us since `expand`, or without such values.
+        engine: The engine that the values came from.
+        memory_bytes: Memory of one GPU.
+        device: Its name.
+    """
+    rule = presets()[engine].get("large_gpu", {}) if engine else {}
+    large = _is_large(rule, memory_bytes, device)
+
+    def resolved(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if set(value) == {"large_gpu", "otherwise"}:
+            return value["large_gpu" if large else "otherwise"]
+        return {key: resolved(item) for key, item in value.items()}
+
+    settled: dict[str, Any] = resolved(pool)
+    return settled
+
+
+def _is_large(rule: Mapping[str, Any], memory_bytes: int, device: str) -> bool:
+    if "names" in rule:
+        return any(name in device for name in rule["names"])
+    if "memory_gib" in rule:
+        excepted = any(name in device for name in rule["except"])
+        return memory_bytes >= rule["memory_gib"] * 2**30 and not excepted
+    return False

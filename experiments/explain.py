@@ -1,0 +1,73 @@
+"""What pydantic found, said as the people who wrote the config would say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from experiments.names import suggestion
+
+_LONGEST_VALUE = 60
+_Context = Mapping[str, Any]
+_EXPECTED: Mapping[str, Callable[[_Context], str]] = MappingProxyType(
+    {
+        "int_type": lambda _: "a whole number",
+        "int_from_float": lambda _: "a whole number",
+        "float_type": lambda _: "a number",
+        "bool_type": lambda _: "true or false",
+        "string_type": lambda _: "text",
+        "list_type": lambda _: "a list",
+        "dict_type": lambda _: "a mapping (key: value)",
+        "model_type": lambda _: "a mapping (key: value)",
+        "model_attributes_type": lambda _: "a mapping (key: value)",
+        "none_required": lambda _: "null",
+        "finite_number": lambda _: "a finite number",
+        "greater_than": lambda context: f"more than {context['gt']:g}",
+        "greater_than_equal": lambda context: f"at least {context['ge']:g}",
+        "less_than": lambda context: f"less than {context['lt']:g}",
+        "less_than_equal": lambda context: f"at most {context['le']:g}",
+        "literal_error": lambda context: _one_of(_choices(context)),
+        "too_short": lambda context: f"{context['min_length']} values",
+        "too_long": lambda context: f"{context['max_length']} values",
+    }
+)
+
+
+def explain(errors: Sequence[Any]) -> str:
+    """One clause for errors of one value (several where a union refused each of its members)."""
+    first = errors[0]
+    if first["type"] == "missing":
+        return "is required"
+    if first["type"] not in _EXPECTED:
+        return str(first["msg"]).removeprefix("Value error, ")
+    known = [error for error in errors if error["type"] in _EXPECTED]
+    parts = dict.fromkeys(_EXPECTED[error["type"]](error.get("ctx", {})) for error in known)
+    expected = " or ".join(parts)
+    if len(errors) == 1 and first["type"] == "literal_error" and len(_choices(first["ctx"])) == 1:
+        expected += ": nothing else is modelled"
+    return f"{shown(first['input'])}: expected {expected}{_nearest(known)}"
+
+
+def shown(value: object) -> str:
+    """A value as it stands in YAML, shortened."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = value if isinstance(value, str) and value else repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def _nearest(errors: Sequence[Any]) -> str:
+    for error in errors:
+        if error["type"] == "literal_error" and isinstance(error["input"], str):
+            hint = suggestion(error["input"], _choices(error["ctx"]))
+            return f"; {hint}" if hint.startswith("try") else ""
+    return ""
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+
+
+def _choices(context: _Context) -> list[str]:
+    return str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")

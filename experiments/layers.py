@@ -1,0 +1,207 @@
+"""How the parts of a config come together: shorthand written out, overrides laid over the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from experiments import engines
+from experiments.explain import shown
+from experiments.names import canonical
+from experiments.schema import POOL_KEYS
+from sim.errors import ConfigError
+
+Layer = dict[str, Any]
+
+ROLES = ("colocated", "prefill", "decode")
+_CHOOSES: Mapping[str, str] = MappingProxyType(
+    {
+        "policy": "name",
+        "order": "name",
+        "predictor": "name",
+        "router": "name",
+        "decode_router": "name",
+        "step_time": "model",
+        "precision": "weights",
+        "arrivals": "process",
+    }
+)
+"""Mappings that may be written as a word alone, and the key that the word stands for."""
+_MERGES = ("precision", "arrivals")
+"""Those whose other keys keep their meaning when the word changes."""
+
+
+def unfold(layer: Mapping[str, Any], where: str) -> Layer:
+    """Write dotted keys out: ``{"policy.name": "orca"}`` is ``{"policy": {"name": "orca"}}``.
+
+    Raises:
+        ConfigError: A key is given in both ways, or below something that is no mapping.
+    """
+    unfolded: Layer = {}
+    for key, value in layer.items():
+        inner = unfold(value, f"{where}{key}.") if isinstance(value, Mapping) else value
+        first, _, rest = key.partition(".")
+        if rest:
+            inner = unfold({rest: inner}, f"{where}{first}.")
+        present = unfolded.get(first)
+        if present is not None and first in _CHOOSES and not isinstance(present, dict):
+            present = {_CHOOSES[first]: present}
+        if isinstance(present, dict) and isinstance(inner, dict):
+            unfolded[first] = lay_over(present, inner)
+        elif first in unfolded:
+            raise ConfigError(
+                f"{where}{key}: {first} is given twice, as {shown(unfolded[first])} too"
+            )
+        else:
+            unfolded[first] = inner
+    return unfolded
+
+
+def write_out(layer: Layer, where: str) -> Layer:
+    """Write shorthand out: words as mappings, flags as our keys, engines beneath the rest."""
+    full = _words(layer)
+    workload = full.get("workload")
+    if isinstance(workload, dict):
+        full["workload"] = _words(workload)
+        if isinstance(workload.get("preset"), str):
+            full["workload"]["preset"] = canonical(workload["preset"])
+    full = _pool(full, where)
+    pools = full.get("pools")
+    if isinstance(pools, dict):
+        full["pools"] = {
+            role: _pool(_words(pool), f"{where}pools.{role}.") if _is_pool(role, pool) else pool
+            for role, pool in pools.items()
+        }
+    return full
+
+
+def _is_pool(role: str, pool: object) -> bool:
+    return role in ROLES and isinstance(pool, dict)
+
+
+def _words(layer: Mapping[str, Any]) -> Layer:
+    written = dict(layer)
+    for key, inner in _CHOOSES.items():
+        value = written.get(key)
+        if isinstance(value, str):
+            value = {inner: value}
+        if isinstance(value, dict):
+            value = _words(value)
+            if isinstance(value.get(inner), str):
+                value[inner] = canonical(value[inner])
+            written[key] = value
+    return written
+
+
+def _pool(layer: Layer, where: str) -> Layer:
+    """Of a pool (or of the top level, which stands for one): flags and the engine."""
+    flagged = _flags(layer, where)
+    if flagged.get("engine") is None:
+        return flagged
+    engine = flagged.pop("engine")
+    below = engines.expand(engine, f"{where}engine")
+    return {**lay_over(below, flagged), "engine": canonical(str(engine))}
+
+
+def _flags(layer: Layer, where: str) -> Layer:
+    kept = {key: value for key, value in layer.items() if key not in engines.FLAGS}
+    for flag, path in engines.FLAGS.items():
+        if flag not in layer:
+            continue
+        inner: Any = layer[flag]
+        for part in reversed(path[1:]):
+            inner = {part: inner}
+        present = kept.get(path[0])
+        if isinstance(inner, dict) and isinstance(present, dict) and path[1] in present:
+            raise ConfigError(f"{where}{flag}: {'.'.join(path)} is given too; give one of them")
+        kept[path[0]] = lay_over(present, inner) if isinstance(present, dict) else inner
+    return kept
+
+
+def lay_over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Layer:
+    """`upper` over `lower`: mappings are merged, all else is replaced.
+
+    A mapping that chooses by name (a policy, a router) is replaced as a whole by one that chooses
+    otherwise, an engine's policy replaces the one below, and a trace replaces a preset.
+    """
+    merged = dict(lower)
+    if upper.get("engine") is not None:
+        merged.pop("policy", None)
+    for key, value in upper.items():
+        below = merged.get(key)
+        if not (isinstance(value, Mapping) and isinstance(below, Mapping)) or _differ(
+            key, below, value
+        ):
+            merged[key] = value
+        elif key == "workload":
+            merged[key] = lay_over(_other_source_dropped(below, value), value)
+        else:
+            merged[key] = lay_over(below, value)
+    return merged
+
+
+def _differ(key: str, below: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    if key not in _CHOOSES or key in _MERGES:
+        return False
+    name = value.get(_CHOOSES[key])
+    return name is not None and name != below.get(_CHOOSES[key])
+
+
+def _other_source_dropped(below: Mapping[str, Any], value: Mapping[str, Any]) -> Layer:
+    dropped: tuple[str, ...] = ()
+    if value.get("trace") is not None:
+        dropped = ("preset", "requests")
+    elif value.get("preset") is not None:
+        dropped = ("trace", "format", "columns")
+    return {key: item for key, item in below.items() if key not in dropped}
+
+
+def with_pools(config: Layer, where: str) -> Layer:
+    """Move the pool keys of the top level into the pools, where they are defaults.
+
+    `replicas` is not inherited where there are two pools: each says its own.
+    """
+    pool_keys = (*POOL_KEYS, "engine")
+    rest = {key: value for key, value in config.items() if key not in pool_keys}
+    common = {key: value for key, value in config.items() if key in pool_keys}
+    pools = rest.get("pools")
+    if pools is None:
+        return {**rest, "pools": {"colocated": common}}
+    if not isinstance(pools, dict):
+        return rest
+    inherited = {key: value for key, value in common.items() if key != "replicas"}
+    full = {
+        role: lay_over(inherited, pool) if _is_pool(role, pool) else pool
+        for role, pool in pools.items()
+        if pool is not None
+    }
+    _check_layout(full, where)
+    return {**rest, "pools": full}
+
+
+def _check_layout(pools: Mapping[str, Any], where: str) -> None:
+    if "colocated" in pools:
+        others = [key for key in ("prefill", "decode", "transfer") if key in pools]
+        if others:
+            raise ConfigError(
+                f"{where}pools.{others[0]}: there is a colocated pool; give one or the other"
+            )
+        return
+    for key in ("prefill", "decode", "transfer"):
+        if key not in pools:
+            raise ConfigError(
+                f"{where}pools.{key}: is required beside {', '.join(pools) or 'nothing'}"
+            )
+    for role in ("prefill", "decode"):
+        if isinstance(pools[role], dict) and "replicas" not in pools[role]:
+            raise ConfigError(
+                f"{where}pools.{role}.replicas: is required: each of two pools says its own"
+            )
+
+
+def without_nulls(value: Any) -> Any:
+    """Null means "the default": such keys are left out."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return value

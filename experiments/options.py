@@ -1,0 +1,127 @@
+"""Options of things that have a name: the dataclass fields of a policy, a router, an order."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.explain import explain
+from experiments.names import canonical, suggestion, unknown
+from sim.errors import ConfigError, PhasewiseError
+
+
+def find(kind: str, name: object, registry: Mapping[str, Any], where: str, folder: Path) -> Any:
+    """The class of a name, which is in `registry` or a user's own, ``module:Class``.
+
+    Args:
+        kind: ``policy``, ``router``, ... for messages.
+        name: As written in the config.
+        registry: Shipped names.
+        where: File and key, for messages.
+        folder: Where a user's module is looked for first.
+
+    Raises:
+        ConfigError: No such name, module or class.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: {unknown(kind, name, registry)}")
+    if ":" in name:
+        return _imported(kind, name, where, folder)
+    if canonical(name) not in registry:
+        raise ConfigError(f"{where}: {unknown(kind, name, registry)}")
+    return registry[canonical(name)]
+
+
+def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
+    module_name, _, class_name = name.partition(":")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: {name}: module {module_name} cannot be imported: {error}"
+        ) from None
+    except Exception as error:
+        raise ConfigError(
+            f"{where}: {name}: {module_name} fails when imported: {type(error).__name__}: {error}"
+        ) from None
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        raise ConfigError(
+            f"{where}: {module_name} has no {class_name!r}; {suggestion(class_name, classes)}"
+        )
+    if not dataclasses.is_dataclass(found):
+        raise ConfigError(
+            f"{where}: {name} is no dataclass; the fields of a {kind} are its options"
+        )
+    return found
+
+
+def names(cls: Any) -> list[str]:
+    """Names of the options of a class: its dataclass fields, none if it is no dataclass."""
+    return [field.name for field in _fields(cls)]
+
+
+def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
+
+
+def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
+    """An instance of `cls` with checked options.
+
+    Args:
+        cls: A dataclass.
+        options: Values as they stand in the config.
+        name: What it is called there, for messages.
+        where: File and key of the mapping that holds the options.
+
+    Raises:
+        ConfigError: An unknown option, a value of another type, or one that the class refuses.
+    """
+    known = names(cls)
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"{where}.{key}: {name} has no such option; {suggestion(key, known)}")
+    hints = typing.get_type_hints(cls)
+    checked = {key: _value(hints[key], value, f"{where}.{key}") for key, value in options.items()}
+    _refuse_missing(cls, checked, name, where)
+    try:
+        return cls(**checked)
+    except PhasewiseError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: {name} refuses its options: {error}") from None
+
+
+def _refuse_missing(cls: Any, given: Mapping[str, Any], name: str, where: str) -> None:
+    for field in _fields(cls):
+        absent = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if absent and field.name not in given:
+            raise ConfigError(f"{where}.{field.name}: is required by {name}")
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    if isinstance(value, float) and value.is_integer() and _takes_whole(hint):
+        value = int(value)
+    try:
+        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        return adapter.validate_python(value, strict=not isinstance(value, list))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error.errors())}") from None
+
+
+def _takes_whole(hint: Any) -> bool:
+    members = typing.get_args(hint) or (hint,)
+    return int in members and float not in members

@@ -1,0 +1,101 @@
+"""The plug-ins that a config names, built with checked options: policies, orders, routers, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from experiments import options
+from experiments.names import canonical, unknown
+from experiments.schema import Named, Pool
+from sim.cluster import Predictor
+from sim.errors import ConfigError
+from sim.policy import Policy, Router
+from sim.queue import QueueOrder
+from sim.specs import DeviceSpec, ModelSpec
+from sim.step_time import LinearStepTime, StepTimeModel
+
+NEED_PREDICTOR = ("sjf", "srtf")
+"""Orders that sort by predicted output."""
+
+
+def policy(pool: Pool, where: str, folder: Path) -> Policy:
+    """The policy of a pool's replicas.
+
+    Args:
+        pool: The pool.
+        where: File and key, for messages.
+        folder: Where a user's own module is looked for first.
+    """
+    from policies import POLICIES
+
+    made = _named("policy", POLICIES, pool.policy, where, folder)
+    if not isinstance(made, Policy):
+        raise ConfigError(f"{where}: {pool.policy['name']} is no sim.policy.Policy; subclass that")
+    return made
+
+
+def order(pool: Pool, where: str, folder: Path) -> QueueOrder:
+    """The order of the waiting queues of a pool."""
+    from policies import ORDERS
+
+    made: QueueOrder = _named("order", ORDERS, pool.order, where, folder)
+    return made
+
+
+def router(named: Named, where: str, folder: Path) -> Router:
+    """A router, a new one for each pool: it may keep counts."""
+    from policies import ROUTERS
+
+    made = _named("router", ROUTERS, named, where, folder)
+    if not isinstance(made, Router):
+        raise ConfigError(f"{where}: {named['name']} is no sim.policy.Router; subclass that")
+    return made
+
+
+def predictor(named: Named, where: str, folder: Path) -> Predictor:
+    """The predictor of output lengths."""
+    from policies import PREDICTORS
+
+    made: Predictor = _named("predictor", PREDICTORS, named, where, folder)
+    return made
+
+
+def _named(kind: str, registry: Mapping[str, Any], named: Named, where: str, folder: Path) -> Any:
+    name = named.get("name")
+    if name is None:
+        choices = ", ".join(sorted(registry))
+        raise ConfigError(f"{where}.name: is required: which {kind}, one of {choices}")
+    cls = options.find(kind, name, registry, where, folder)
+    chosen = {key: value for key, value in named.items() if key != "name"}
+    return options.build(cls, chosen, str(name), where)
+
+
+# --------------------------------------------------------------------------------------- step times
+
+_Maker = Callable[[Pool, ModelSpec, DeviceSpec, Named, str], StepTimeModel]
+
+
+def step_time(pool: Pool, model: ModelSpec, device: DeviceSpec, where: str) -> StepTimeModel:
+    """How long iterations of a pool's replicas take."""
+    name = pool.step_time.get("model")
+    if not isinstance(name, str) or canonical(name) not in STEP_TIMES:
+        raise ConfigError(f"{where}.model: {unknown('step-time model', name, STEP_TIMES)}")
+    chosen = {key: value for key, value in pool.step_time.items() if key != "model"}
+    return STEP_TIMES[canonical(name)](pool, model, device, chosen, where)
+
+
+def _linear(
+    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str
+) -> StepTimeModel:
+    if not chosen:
+        terms = ", ".join(options.names(LinearStepTime))
+        raise ConfigError(f"{where}: linear needs coefficients in seconds: some of {terms}")
+    linear: StepTimeModel = options.build(LinearStepTime, chosen, "linear", where)
+    return linear
+
+
+STEP_TIMES: Mapping[str, _Maker] = MappingProxyType({"linear": _linear})
+"""Step-time models by name."""

@@ -1,0 +1,209 @@
+"""Run the variants of a plan, in parallel processes, and keep what is finished whatever happens."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Literal
+
+from experiments import bundle, hashes
+from experiments.config import Plan, slug
+from experiments.schema import Experiment
+from experiments.variant import Progress, fingerprint, run_variant
+from sim.errors import PhasewiseError
+
+State = Literal["waiting", "running", "finished", "reused", "failed", "stopped"]
+
+
+@dataclass
+class Job:
+    """One variant on its way.
+
+    Attributes:
+        experiment: What to run.
+        position: Its place in the plan.
+        folder: Where its results go.
+        state: How far it is.
+        now_ns: Simulated time.
+        ended: Requests that have ended.
+        error: One line if it failed.
+    """
+
+    experiment: Experiment
+    position: int
+    folder: Path
+    state: State = "waiting"
+    now_ns: int = 0
+    ended: int = 0
+    error: str = ""
+
+
+class InterruptedRunError(PhasewiseError):
+    """The user stopped the run; finished variants are usable."""
+
+
+OnChange = Callable[[Job], None]
+
+
+def jobs_of(plan: Plan, out: Path) -> list[Job]:
+    """One job for each variant; those whose results are there and still valid are `reused`."""
+    code = hashes.of_code()
+    jobs = []
+    for position, experiment in enumerate(plan.variants):
+        job = Job(experiment, position, out / slug(experiment.label))
+        if _valid(job.folder, fingerprint(experiment, plan.folder, code).content):
+            job.state = "reused"
+        jobs.append(job)
+    return jobs
+
+
+def _valid(folder: Path, content: str) -> bool:
+    try:
+        return bundle.is_finished(folder) and bundle.content_hash(folder) == content
+    except bundle.BundleError:
+        return False
+
+
+def run_jobs(
+    jobs: Sequence[Job], plan: Plan, processes: int, on_change: OnChange = lambda job: None
+) -> None:
+    """Run what is waiting, at most `processes` at a time; with 1, in this process.
+
+    A variant that fails does not stop the others: its job says why.
+
+    Raises:
+        InterruptedRunError: Ctrl-C; one line that says what is usable.
+    """
+    waiting = [job for job in jobs if job.state == "waiting"]
+    try:
+        if min(processes, len(waiting)) <= 1:
+            for job in waiting:
+                _run_here(job, plan.folder, on_change)
+        else:
+            _run_apart(waiting, plan.folder, processes, on_change)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(_left_over(jobs)) from None
+
+
+def _left_over(jobs: Sequence[Job]) -> str:
+    done = [job for job in jobs if job.state in ("finished", "reused")]
+    for job in jobs:
+        shutil.rmtree(bundle.partial_folder(job.folder), ignore_errors=True)
+        if job.state in ("waiting", "running"):
+            job.state = "stopped"
+    kept = f"{len(done)} of {len(jobs)} variants are finished and usable"
+    where = f" in {done[0].folder.parent}" if done else ""
+    return f"interrupted: {kept}{where}; the same command runs the rest"
+
+
+def _run_here(job: Job, folder: Path, on_change: OnChange) -> None:
+    def progress(now_ns: int, ended: int) -> None:
+        job.now_ns, job.ended = now_ns, ended
+        on_change(job)
+
+    job.state = "running"
+    on_change(job)
+    try:
+        _write(job, folder, progress)
+        job.state = "finished"
+    except PhasewiseError as error:
+        job.state, job.error = "failed", str(error)
+    on_change(job)
+
+
+def _write(job: Job, folder: Path, progress: Progress) -> None:
+    made = run_variant(job.experiment, folder, position=job.position, progress=progress)
+    bundle.write(made, job.folder)
+
+
+# ------------------------------------------------------------------------------ in other processes
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a worker says of its variant: how far it is, or how it ended."""
+
+    state: State
+    now_ns: int = 0
+    ended: int = 0
+    error: str = ""
+
+
+def _run_apart(waiting: Sequence[Job], folder: Path, processes: int, on_change: OnChange) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["experiments.run", "sim.event_loop", "pyarrow.parquet"])
+    rest = iter(waiting)
+    running: dict[Connection, tuple[BaseProcess, Job]] = {}
+    try:
+        _start(context, rest, running, processes, folder, on_change)
+        while running:
+            for connection in wait(list(running)):
+                assert isinstance(connection, Connection)
+                process, job = running[connection]
+                if not _listen(connection, process, job, on_change):
+                    del running[connection]
+                    _start(context, rest, running, processes, folder, on_change)
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.join()
+
+
+def _start(
+    context: ForkServerContext,
+    rest: Iterator[Job],
+    running: dict[Connection, tuple[BaseProcess, Job]],
+    processes: int,
+    folder: Path,
+    on_change: OnChange,
+) -> None:
+    while len(running) < processes and (job := next(rest, None)) is not None:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(job, folder, there), daemon=True)
+        process.start()
+        there.close()
+        job.state = "running"
+        running[here] = process, job
+        on_change(job)
+
+
+def _listen(connection: Connection, process: BaseProcess, job: Job, on_change: OnChange) -> bool:
+    """Take in one message; False when the variant has ended, in whatever way."""
+    try:
+        told: _Told = connection.recv()
+    except EOFError:
+        process.join()
+        told = _Told("failed", error=f"its process ended with code {process.exitcode}")
+    job.state, job.error = told.state, told.error
+    job.now_ns, job.ended = max(job.now_ns, told.now_ns), max(job.ended, told.ended)
+    on_change(job)
+    if told.state == "running":
+        return True
+    connection.close()
+    process.join()
+    return False
+
+
+def _work(job: Job, folder: Path, connection: Connection) -> None:
+    """Body of a worker process. Ctrl-C reaches the whole group: the parent decides what ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    latest = _Told("running")
+
+    def progress(now_ns: int, ended: int) -> None:
+        nonlocal latest
+        latest = _Told("running", now_ns, ended)
+        connection.send(latest)
+
+    try:
+        _write(job, folder, progress)
+        connection.send(_Told("finished", latest.now_ns, latest.ended))
+    except PhasewiseError as error:
+        connection.send(_Told("failed", error=str(error)))

@@ -1,0 +1,233 @@
+"""The keys of a config, with units in their names, bounds, defaults and what they mean.
+
+`Experiment` is the resolved form, one variant with every pool written out; a bundle keeps it, and
+it can be run again. People write the same keys, those of a pool also at top level, an `engine`, and
+the variants to compare: `json_schema.py` describes that for editors.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+"""Version of the config schema; an older config is read, a newer one refused."""
+
+
+def _whole(value: object) -> object:
+    """1e6 is a whole number too: YAML reads it as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Natural = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Named = dict[str, Any]
+"""A name with options of its own, such as ``{name: sarathi, budget_tokens: 512}``."""
+
+
+Process = Literal["recorded", "poisson", "gamma", "constant", "burst", "closed-loop"]
+
+
+class Strict(BaseModel):
+    """Refuses unknown keys, and values of another type than the one stated."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class Arrivals(Strict):
+    """When requests arrive: as recorded, or drawn anew on the same requests."""
+
+    process: Process | None = None
+    """How arrival times are made. Default: as recorded, or as the preset was measured."""
+    rate_per_s: Positive | None = None
+    """Mean requests per second of a re-timed workload. Default: the recorded mean rate."""
+    cv: Positive | None = None
+    """Coefficient of variation of the gaps, for ``gamma`` (1 is Poisson, above 1 bursty)."""
+    burst_requests: Count | None = None
+    """Requests that arrive together, for ``burst``."""
+    speedup: Positive = 1.0
+    """Recorded times are divided by this: 2 doubles the rate."""
+    window_s: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    """Part of the recording to use, [from, to) in seconds from its start, before speedup."""
+    limit: Count | None = None
+    """Use at most this many requests, the first ones."""
+    spread_ticks: bool = False
+    """Spread requests recorded on coarse ticks evenly (drawn uniformly) over their tick."""
+    concurrency: Count | None = None
+    """Requests in the system at any time, for ``closed-loop``."""
+
+
+class Workload(Strict):
+    """Which requests arrive, and when: a trace file or a synthetic preset."""
+
+    trace: str | None = None
+    """Path of a trace file, relative to the config's folder or to the working folder."""
+    format: str | None = None
+    """Trace format; default: recognised from the content."""
+    columns: dict[str, str] | None = None
+    """For plain CSV or JSON lines: our name of a column to the file's name of it."""
+    preset: str | None = None
+    """Name of a synthetic preset (``phasewise list presets``), instead of a trace."""
+    requests: Count | None = None
+    """Requests to make from a preset."""
+    arrivals: Arrivals = Arrivals()
+    max_tokens: Count | None = None
+    """Most output tokens a client asks for where the trace does not say; what policies see.
+    Default: the true output length, with a note that reservations were clairvoyant."""
+    over_long: Literal["reject", "clip", "error"] = "reject"
+    """What to do with a request of prompt + max_tokens over max_model_len."""
+
+
+class Precision(Strict):
+    """Number formats, which set bytes moved and FLOPs available."""
+
+    weights: Literal["bf16", "fp16", "fp8", "int8", "int4"] = "bf16"
+    """Format of the weights (int4: as AWQ and GPTQ, computed in bf16)."""
+    kv: Literal["bf16", "fp16", "fp8"] = "bf16"
+    """Format of the KV cache."""
+
+
+class KV(Strict):
+    """Memory for keys and values of one replica."""
+
+    num_blocks: Count | None = None
+    """Blocks of the pool. Default: computed from model, device, precision and the keys below."""
+    block_tokens: Count = 16
+    """Tokens in one block (16: the default of vLLM and sarathi-serve on GPUs)."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of device memory that the engine may use in all (0.9: vLLM's default)."""
+    activation_reserve_bytes: Natural | None = None
+    """Memory kept for activations, bytes per GPU. Default: stated by the model's sheet."""
+
+
+class Pool(Strict):
+    """Replicas with one role. Each key is also accepted at top level."""
+
+    replicas: Count = 1
+    """Model instances in the pool."""
+    device: str = "h100-sxm"
+    """GPU type (``phasewise list devices``)."""
+    tensor_parallel: Count = 1
+    """GPUs of one replica."""
+    precision: Precision = Precision()
+    policy: Named
+    """What a replica runs next: a name, or name and options (``phasewise list policies``)."""
+    order: Named = {"name": "fcfs"}
+    """Order of the waiting queue: a name, or name and options (``phasewise list orders``)."""
+    kv: KV = KV()
+    max_model_len: Count | None = None
+    """Longest prompt + max_tokens that is accepted. Default: no limit."""
+    step_time: Named = {"model": "roofline"}
+    """Length of an iteration: ``{model: linear, base_s: ...}`` or ``{model: roofline}``."""
+
+
+class Transfer(Strict):
+    """How KV moves from a prefill replica to a decode replica."""
+
+    bandwidth_bytes_per_s: Positive
+    """Bytes per second of one transfer; with ``sharing: none`` each has it to itself."""
+    latency_s: NotNegative = 0.0
+    """Paid once per transfer."""
+    start: Literal["pull"] = "pull"
+    """Who reserves first: the decode side, which so holds back the prefill side when it is full."""
+    overlap: Literal["none"] = "none"
+    """The KV moves after the prefill has ended."""
+    sharing: Literal["none"] = "none"
+    """Contention between transfers is not modelled, and the summary says so."""
+    recompute_last_token: bool = False
+    """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
+
+
+class Pools(Strict):
+    """Either one colocated pool, or a prefill and a decode pool with the link between them."""
+
+    colocated: Pool | None = None
+    prefill: Pool | None = None
+    decode: Pool | None = None
+    transfer: Transfer | None = None
+
+
+class Targets(Strict):
+    """Latency targets of a request; one that is absent is no target."""
+
+    ttft_s: Positive | None = None
+    """Arrival to first token."""
+    tpot_s: Positive | None = None
+    """Mean gap between tokens of one request."""
+    itl_s: Positive | None = None
+    """Any gap between two tokens of one request."""
+    e2e_s: Positive | None = None
+    """Arrival to last token."""
+
+
+class SLO(Targets):
+    """Targets for all requests, and other ones per class."""
+
+    classes: dict[str, Targets] = {}
+    """Request class (a trace column) to targets that replace the general ones, key by key."""
+
+
+class Recording(Strict):
+    """What a run leaves behind besides one row per request."""
+
+    steps: bool = True
+    """Write steps.parquet, one row per run of iterations. No figure or table needs it."""
+    series_points: Natural = 500
+    """Points of series.parquet (queue, running, KV use), evenly over the arrivals; 0: none."""
+
+
+class Common(Strict):
+    """Keys that mean the same in a file and when resolved."""
+
+    schema_version: Annotated[Whole, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this schema."""
+    name: str = "experiment"
+    """Folder of the results. Default: the file's name."""
+    about: str = ""
+    """What the experiment shows, printed above its table."""
+    router: Named = {"name": "round-robin"}
+    """Which replica a request goes to: a name, or name and options (``phasewise list routers``)."""
+    predictor: Named | None = None
+    """Guesses output lengths for the orders that need it (``phasewise list predictors``)."""
+    decode_router: Named | None = None
+    """Which decode replica a prefilled request goes to. Default: as `router`."""
+    slo: SLO = SLO()
+    seed: Natural = 0
+    """Every random draw derives from it, by the name of what is drawn."""
+    warm_up_s: NotNegative = 0.0
+    """Requests that arrive in the first seconds are simulated but not measured."""
+    drain_s: NotNegative = 0.0
+    """Requests that arrive in the last seconds of the arrivals are simulated but not measured."""
+    record: Recording = Recording()
+    fast_forward: bool = True
+    """Advance runs of equal iterations at once: the same integers, sooner."""
+    check: bool = False
+    """Check the invariants after every step."""
+
+
+class Experiment(Common):
+    """One variant, resolved: nothing is left to a default or a preset."""
+
+    label: str
+    """Name of the variant in tables and figures."""
+    workload: Workload
+    model: str
+    """Model architecture (``phasewise list models``) or the path of a Hugging Face config.json."""
+    pools: Pools
+
+
+POOL_KEYS = tuple(Pool.model_fields)
+"""Keys of a pool, accepted at top level for all pools."""
+FILE_KEYS = (*Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid")
+"""Keys of a config file."""

@@ -1,0 +1,217 @@
+"""One variant, from its resolved experiment to its results in memory."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import cluster, hashes
+from experiments.bundle import BUNDLE_VERSION, Bundle, Columns
+from experiments.schema import Experiment
+from experiments.summary import summarize
+from experiments.version import __version__
+from experiments.workload import Workload, build_workload, trace_path
+from sim.event_loop import simulate
+from sim.records import Record, SimulationResult
+from sim.request import Trace
+from sim.slo import SLO, Windows, class_groups
+
+Progress = Callable[[int, int], None]
+"""Told now and then: simulated time in ns, requests ended."""
+
+_SAMPLE_S_WITHOUT_SPAN = 1.0
+_TRACE_COLUMNS = (
+    "row",
+    "session",
+    "turn",
+    "request_class",
+    "tenant",
+    "priority",
+    "deadline_ns",
+)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What the numbers of a variant depend on; equal ones may be reused.
+
+    Attributes:
+        config: Hash of the resolved experiment, its label and name left out.
+        trace: Hash of the trace file, or empty for a preset.
+        code: Hash of our code and of the user's own files that the config names.
+    """
+
+    config: str
+    trace: str
+    code: str
+
+    @property
+    def content(self) -> str:
+        """One hash of all."""
+        parts = {"config": self.config, "trace": self.trace, "code": self.code}
+        return hashes.of_values({**parts, "bundle_version": BUNDLE_VERSION})
+
+
+def fingerprint(experiment: Experiment, folder: Path, code: str) -> Fingerprint:
+    """Fingerprint of a variant.
+
+    Args:
+        experiment: Resolved.
+        folder: Where its relative paths start.
+        code: `experiments.hashes.of_code()`, computed once.
+    """
+    config = experiment.model_dump(mode="json", exclude={"label", "name", "about"})
+    path = trace_path(experiment.workload, folder)
+    own = [hashes.of_file(file) for file in _own_files(experiment, folder)]
+    return Fingerprint(
+        config=hashes.of_values(config),
+        trace=hashes.of_file(path) if path is not None else "",
+        code=hashes.of_values({"code": code, "own": own}) if own else code,
+    )
+
+
+def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
+    """Files of the user's that decide the result: modules of their own, a model's config.json."""
+    named = [experiment.router, experiment.decode_router or {}]
+    for pool in cluster.pools_of(experiment).values():
+        named += [pool.policy, pool.order]
+    modules = [str(each["name"]).partition(":")[0] for each in named if ":" in str(each.get("name"))]
+    files = [folder / f"{module.replace('.', '/')}.py" for module in modules]
+    files.append(folder / experiment.model)
+    return [file for file in files if file.is_file()]
+
+
+def run_variant(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    position: int = 0,
+    code: str | None = None,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Simulate one variant and sum it up.
+
+    Args:
+        experiment: Resolved and checked.
+        folder: Where its relative paths start.
+        position: Its place among the variants, for the order in tables.
+        code: Hash of our code if known already.
+        progress: Told now and then how far it is.
+
+    Raises:
+        PhasewiseError: One line: sizes that do not fit, a trace that cannot be read, a stuck run.
+    """
+    started, clock = time.time(), time.perf_counter()
+    built = cluster.build(experiment, folder)
+    workload = build_workload(experiment, folder, built.max_model_len)
+    prepared = time.perf_counter()
+    result = simulate(
+        workload.source,
+        built.cluster,
+        seed=experiment.seed,
+        fast_forward=experiment.fast_forward,
+        check=experiment.check,
+        record=_record(experiment, workload.trace),
+        progress=progress,
+    )
+    simulated = time.perf_counter()
+    notes = [*workload.notes, *built.notes]
+    bundle = _bundle(experiment, folder, workload, result, notes)
+    bundle.environment = _environment(experiment, folder, position, code or hashes.of_code())
+    bundle.wallclock = {
+        "started_unix_s": started,
+        "prepare_s": prepared - clock,
+        "simulate_s": simulated - prepared,
+        "summarize_s": time.perf_counter() - simulated,
+        "machine": platform.platform(),
+    }
+    return bundle
+
+
+def _record(experiment: Experiment, trace: Trace) -> Record:
+    points = experiment.record.series_points
+    span_ns = int(trace.arrival_ns[-1]) if len(trace) else 0
+    if span_ns <= 0 or experiment.workload.arrivals.process == "closed-loop":
+        # The arrivals span no time, or nobody knows beforehand how much: sample at a fixed interval.
+        span_ns = round(points * _SAMPLE_S_WITHOUT_SPAN * 1e9)
+    return Record(steps=experiment.record.steps, series_points=points, series_span_ns=span_ns)
+
+
+def _bundle(
+    experiment: Experiment,
+    folder: Path,
+    workload: Workload,
+    result: SimulationResult,
+    notes: list[str],
+) -> Bundle:
+    requests = _with_trace(result.requests, workload.trace)
+    windows = Windows(experiment.warm_up_s, experiment.drain_s)
+    groups, names = class_groups(requests, windows.mask(requests["arrival_ns"]))
+    counted = result.itl(groups)
+    gaps = {name: counted[group] for group, name in enumerate(names) if group in counted}
+    summary = summarize(
+        requests,
+        itl=gaps,
+        series=result.series,
+        replicas=result.replicas,
+        reasons=result.reasons,
+        run_end_ns=result.end_ns,
+        slo=_slo(experiment),
+        windows=windows,
+        work=cluster.work(experiment, folder),
+    )
+    return Bundle(
+        config=experiment.model_dump(mode="json", exclude_none=True),
+        environment={},
+        requests=requests,
+        reasons=result.reasons,
+        replicas=result.replicas,
+        itl=gaps,
+        series=dict(result.series),
+        transfers=dict(result.transfers),
+        steps=None if result.steps is None else dict(result.steps),
+        end_ns=result.end_ns,
+        notes=notes,
+        summary=summary,
+    )
+
+
+def _with_trace(requests: dict[str, Any], trace: Trace) -> Columns:
+    """The requests table with the columns that only the trace has, joined by index."""
+    index = requests["index"]
+    joined: Columns = {}
+    for name in _TRACE_COLUMNS:
+        column = getattr(trace, name)
+        if column is not None:
+            joined[name] = np.asarray(column)[index]
+    return {"index": index, **joined, **requests}
+
+
+def _slo(experiment: Experiment) -> SLO:
+    targets = experiment.slo.model_dump(exclude={"classes"})
+    classes = {name: SLO(**each.model_dump()) for name, each in experiment.slo.classes.items()}
+    return SLO(**targets, classes=classes)
+
+
+def _environment(
+    experiment: Experiment, folder: Path, position: int, code: str
+) -> dict[str, Any]:
+    prints = fingerprint(experiment, folder, code)
+    return {
+        "phasewise": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("numpy", "simpy", "pyarrow")},
+        "position": position,
+        "seed": experiment.seed,
+        "content_sha256": prints.content,
+        "config_sha256": prints.config,
+        "trace_sha256": prints.trace,
+        "code_sha256": prints.code,
+    }

@@ -1,0 +1,133 @@
+"""From the config's `workload` to the requests that arrive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from experiments.schema import Experiment
+from experiments.schema import Workload as WorkloadConfig
+from sim.errors import ConfigError
+from sim.request import NEVER, Trace
+
+if TYPE_CHECKING:
+    from traces.workload import ArrivalSource
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What arrives.
+
+    Attributes:
+        trace: The requests in trace order, `max_tokens` settled.
+        source: What feeds them to the event loop.
+        notes: What was odd and what was done about it, one sentence each.
+    """
+
+    trace: Trace
+    source: ArrivalSource
+    notes: tuple[str, ...]
+
+
+def trace_path(workload: WorkloadConfig, folder: Path) -> Path | None:
+    """The trace file, beside the config or in the working folder; None if there is none."""
+    if workload.trace is None:
+        return None
+    given = Path(workload.trace).expanduser()
+    return next((path for path in (folder / given, given) if path.is_file()), None)
+
+
+def build_workload(experiment: Experiment, folder: Path, max_model_len: int | None) -> Workload:
+    """Read or make the requests, give them arrival times, and settle what clients ask for.
+
+    The same `workload` and seed give the same requests in every variant.
+
+    Args:
+        experiment: Resolved and checked.
+        folder: Where its relative paths start.
+        max_model_len: Shortest limit of its pools, for ``over_long``.
+
+    Raises:
+        PhasewiseError: One line: what cannot be read, or does not go together.
+    """
+    from traces.arrivals import make_source
+    from traces.workload import resolve
+
+    config = experiment.workload
+    trace = _arriving(config, experiment.seed, folder)
+    settled, notes = resolve(trace, config.max_tokens, config.over_long, max_model_len)
+    if not len(settled):
+        raise ConfigError(f"workload: {settled.source}: no request is left to run")
+    settled = _with_deadlines(settled, experiment)
+    source = make_source(settled, config.arrivals.concurrency)
+    return Workload(settled, source, (*settled.notes, *notes))
+
+
+def _arriving(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
+    from traces.arrivals import arrive
+
+    arrivals = config.arrivals
+    window = arrivals.window_s
+    made = config.preset is not None
+    trace = _of_preset(config, seed) if made else _of_file(config, seed, folder)
+    # A preset has been drawn with its arrivals; they are its recording.
+    drawn = made and arrivals.process != "closed-loop"
+    return arrive(
+        trace,
+        "recorded" if drawn else arrivals.process or "recorded",
+        seed=seed,
+        rate_per_s=arrivals.rate_per_s,
+        cv=arrivals.cv,
+        burst_requests=arrivals.burst_requests,
+        speedup=arrivals.speedup,
+        window_s=None if window is None else (window[0], window[1]),
+        limit=arrivals.limit,
+        spread_ticks=arrivals.spread_ticks,
+    )
+
+
+def _of_file(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
+    import traces
+
+    path = trace_path(config, folder)
+    if path is None:
+        raise ConfigError(f"workload.trace: {config.trace}: no such file")
+    return traces.load(path, config.format, config.columns, seed=seed)
+
+
+def _of_preset(config: WorkloadConfig, seed: int) -> Trace:
+    from traces.presets import synthesize
+
+    assert config.preset is not None
+    assert config.requests is not None
+    arrivals = config.arrivals
+    return synthesize(
+        config.preset,
+        config.requests,
+        rate_per_s=arrivals.rate_per_s,
+        seed=seed,
+        process=arrivals.process,
+        cv=arrivals.cv,
+        burst_requests=arrivals.burst_requests,
+    )
+
+
+def _with_deadlines(trace: Trace, experiment: Experiment) -> Trace:
+    """Under `edf`, requests without a deadline get the TTFT target of their class (rule 57)."""
+    pools = experiment.pools
+    present = [pool for pool in (pools.colocated, pools.prefill, pools.decode) if pool is not None]
+    if all(pool.order["name"] != "edf" for pool in present):
+        return trace
+    slo = experiment.slo
+    general = slo.ttft_s
+    by_class = {name: each.ttft_s or general for name, each in slo.classes.items()}
+    n = len(trace)
+    classes = [None] * n if trace.request_class is None else trace.request_class.tolist()
+    targets_s = [by_class.get(name, general) if name else general for name in classes]
+    targets = [NEVER if target is None else round(target * 1e9) for target in targets_s]
+    own = np.full(n, NEVER, dtype=np.int64) if trace.deadline_ns is None else trace.deadline_ns
+    deadline_ns = np.where(own == NEVER, np.array(targets, dtype=np.int64), own)
+    return replace(trace, deadline_ns=deadline_ns)

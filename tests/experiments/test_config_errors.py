@@ -1,0 +1,291 @@
+"""Each misuse of a config gives one line that says where, what was found, and what would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.config import load
+from sim.errors import ConfigError
+
+BASE = """
+workload: {trace: t.csv, max_tokens: 64}
+model: llama-3.1-8b
+policy: sarathi
+step_time: {model: linear, base_s: 0.01}
+"""
+TRACE = "arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,20,8\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "t.csv").write_text(TRACE)
+    return tmp_path
+
+
+def refusal(folder: Path, text: str, settings: tuple[str, ...] = ()) -> str:
+    path = folder / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, settings)
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+def with_policy(policy: str) -> str:
+    return BASE.replace("policy: sarathi", f"policy: {policy}")
+
+
+MISUSES = [
+    # names and keys
+    (
+        with_policy("{name: sarathi, budget_token: 256}"),
+        "c.yaml: policy.budget_token: sarathi has no such option; try budget_tokens",
+    ),
+    (with_policy("saratih"), "c.yaml: policy: no policy 'saratih'; try sarathi"),
+    (
+        BASE.replace("model: llama-3.1-8b", "modle: llama-3.1-8b"),
+        "c.yaml: modle: a config has no such key; try model",
+    ),
+    (
+        BASE.replace("max_tokens: 64", "max_token: 64"),
+        "c.yaml: workload.max_token: workload has no such option; try max_tokens",
+    ),
+    (
+        BASE + "kv: {block_token: 8}",
+        "c.yaml: kv.block_token: kv has no such option; try block_tokens",
+    ),
+    (BASE + "router: round-robbin", "c.yaml: router: no router 'round-robbin'; try round-robin"),
+    (BASE + "order: sfj", "c.yaml: order: no order 'sfj'; try sjf"),
+    (
+        BASE + "order: {name: fcfs, reverse: true}",
+        "c.yaml: order.reverse: fcfs has no such option; there is none to choose",
+    ),
+    (BASE + "engine: vllm-0.20", "c.yaml: engine: no engine 'vllm-0.20'; try vllm-0.10"),
+    (
+        BASE.replace("model: linear", "model: liner"),
+        "c.yaml: step_time.model: no step-time model 'liner'; try linear",
+    ),
+    (
+        BASE.replace("base_s: 0.01", "base: 0.01"),
+        "c.yaml: step_time.base: linear has no such option; try base_s",
+    ),
+    # types and bounds
+    (
+        with_policy("{name: sarathi, budget_tokens: many}"),
+        "c.yaml: policy.budget_tokens: many: expected a whole number",
+    ),
+    (
+        with_policy("{name: static, pad_prompts: half}"),
+        "c.yaml: policy.pad_prompts: half: expected true or false or attention",
+    ),
+    (BASE + "replicas: 0", "c.yaml: replicas: 0: expected at least 1"),
+    (BASE + "replicas: 1.5", "c.yaml: replicas: 1.5: expected a whole number"),
+    (BASE + "replicas: true", "c.yaml: replicas: true: expected a whole number"),
+    (BASE + "seed: -1", "c.yaml: seed: -1: expected at least 0"),
+    (BASE + "warm_up_s: 1:30", "c.yaml: warm_up_s: 1:30: expected a number"),
+    (BASE + "drain_s: .inf", "c.yaml: drain_s: inf: expected a finite number"),
+    (
+        BASE + "kv: {gpu_memory_utilization: 1.2}",
+        "c.yaml: kv.gpu_memory_utilization: 1.2: expected at most 1",
+    ),
+    (BASE + "fast_forward: no", "c.yaml: fast_forward: no: expected true or false"),
+    (
+        BASE + "precision: fp7",
+        "c.yaml: precision.weights: fp7: expected one of bf16, fp16, fp8, int8, int4; try fp8",
+    ),
+    (BASE + "slo: {ttft_s: 0}", "c.yaml: slo.ttft_s: 0: expected more than 0"),
+    (
+        BASE + "slo: {classes: {chat: {ttfs_s: 1}}}",
+        "c.yaml: slo.classes.chat.ttfs_s: chat has no such option; try ttft_s",
+    ),
+    (BASE + "kv: 12", "c.yaml: kv: 12: expected a mapping (key: value)"),
+    (
+        BASE.replace("max_tokens: 64", "over_long: drop"),
+        "c.yaml: workload.over_long: drop: expected one of reject, clip, error",
+    ),
+    # the workload
+    (
+        BASE.replace("trace: t.csv", "preset: azure-conv-2023, trace: t.csv, requests: 5"),
+        "c.yaml: workload: needs a trace or a preset; both are given",
+    ),
+    (
+        BASE.replace("trace: t.csv, ", ""),
+        "c.yaml: workload: needs a trace or a preset; neither is given",
+    ),
+    (
+        BASE.replace("t.csv", "nowhere.csv"),
+        "c.yaml: workload.trace: nowhere.csv: no such file, neither beside the config nor here",
+    ),
+    (
+        BASE.replace("trace: t.csv", "trace: t.csv, requests: 5"),
+        "c.yaml: workload.requests: belongs to a preset; try arrivals.limit",
+    ),
+    (
+        BASE.replace("max_tokens: 64", "arrivals: {process: gamma}"),
+        "c.yaml: workload.arrivals.cv: is required by process gamma",
+    ),
+    (
+        BASE.replace("max_tokens: 64", "arrivals: {process: poisson, cv: 2}"),
+        "c.yaml: workload.arrivals.cv: belongs to process gamma, not to poisson",
+    ),
+    (
+        BASE.replace("max_tokens: 64", "arrivals: {process: poisson, speedup: 2}"),
+        "c.yaml: workload.arrivals.speedup: belongs to process recorded, not to poisson",
+    ),
+    (
+        BASE.replace("max_tokens: 64", "arrivals: closed-loop"),
+        "c.yaml: workload.arrivals.concurrency: is required by process closed-loop",
+    ),
+    (
+        BASE.replace("max_tokens: 64", "arrivals: poison"),
+        "c.yaml: workload.arrivals.process: poison: expected one of recorded, poisson, gamma, "
+        "constant, burst, closed-loop; try poisson",
+    ),
+    (
+        BASE.replace("max_tokens: 64", "arrivals: {window_s: [5, 2]}"),
+        "c.yaml: workload.arrivals.window_s: [5.0, 2.0]: expected [from, to] with 0 <= from < to",
+    ),
+    # hardware
+    (
+        BASE.replace("llama-3.1-8b", "llama-3.1-9b"),
+        "c.yaml: model: model: llama-3.1-9b has no data sheet (or the path of a config.json); "
+        "did you mean llama-3.1-8b?",
+    ),
+    (
+        BASE + "device: h100sxm",
+        "c.yaml: device: device: h100sxm has no data sheet; did you mean h100-sxm?",
+    ),
+    # pools
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}}",
+        "c.yaml: pools.transfer: is required beside prefill, decode",
+    ),
+    (
+        BASE
+        + "pools: {prefill: {}, decode: {replicas: 1}, transfer: {bandwidth_bytes_per_s: 1e9}}",
+        "c.yaml: pools.prefill.replicas: is required: each of two pools says its own",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1, polcy: orca}, "
+        "transfer: {bandwidth_bytes_per_s: 1e9}}",
+        "c.yaml: pools.decode.polcy: decode has no such option; try policy",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, "
+        "transfer: {bandwidth_bytes_per_s: 1e9, sharing: max-min}}",
+        "c.yaml: pools.transfer.sharing: max-min: expected none: nothing else is modelled",
+    ),
+    (
+        BASE + "pools: {mixed: {replicas: 1}, prefill: {replicas: 1}, decode: {replicas: 1}, "
+        "transfer: {bandwidth_bytes_per_s: 1e9}}",
+        "c.yaml: pools.mixed: pools has no such option; choose one of colocated, decode, prefill, "
+        "transfer",
+    ),
+    (BASE + "decode_router: random", "c.yaml: decode_router: there is no decode pool; try router"),
+    (
+        BASE + "order: sjf",
+        "c.yaml: predictor: is required by order sjf; choose one of bucket, noisy, oracle",
+    ),
+    # variants
+    (BASE + "compare: {a: 1}", "c.yaml: compare: {'a': 1}: expected a list of variants"),
+    (
+        BASE + "compare: [{policy: orca}]",
+        "c.yaml: compare[0].label: is required: the name of the variant in tables",
+    ),
+    (
+        BASE + "compare: [{label: a}, {label: A}]",
+        "c.yaml: two variants have the label A; labels have to differ",
+    ),
+    (
+        BASE + "compare: [{label: big, policy: {name: sarathi, budget_tokns: 1}}]",
+        "c.yaml: variant big: policy.budget_tokns: sarathi has no such option; try budget_tokens",
+    ),
+    (
+        BASE + "compare: [{label: a, name: b}]",
+        "c.yaml: compare[0].name: belongs to the whole file, not to a variant",
+    ),
+    (BASE + "grid: {seed: 4}", "c.yaml: grid.seed: 4: expected a list of values"),
+    (
+        BASE + "max_num_seqs: 8\npolicy.max_num_seqs: 9",
+        "c.yaml: max_num_seqs: policy.max_num_seqs is given too; give one of them",
+    ),
+    # the file
+    ("- a\n- b", "c.yaml: holds ['a', 'b']; expected keys with values"),
+    ("", "c.yaml: holds null; expected keys with values"),
+    (
+        BASE + "schema_version: 99",
+        "c.yaml: schema_version: 99 is newer than this phasewise, which reads up to 1; "
+        "install a newer one",
+    ),
+    (BASE + "seed: 1\nseed: 2", "c.yaml: line 7: seed is given twice (first in line 6)"),
+    (BASE.replace("policy: sarathi\n", ""), "c.yaml: policy: is required"),
+    (
+        with_policy("{budget_tokens: 5}"),
+        "c.yaml: policy.name: is required: which policy, one of orca, sarathi, static, vllm-v0, "
+        "vllm-v1",
+    ),
+    # users' own classes
+    (
+        with_policy("no_such_module:Mine"),
+        "c.yaml: policy: no_such_module:Mine: module no_such_module cannot be imported: "
+        "No module named 'no_such_module'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), MISUSES, ids=[line for _, line in MISUSES])
+def test_a_misuse_is_one_line_that_helps(folder: Path, text: str, line: str) -> None:
+    assert refusal(folder, text) == line
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        (
+            "policy.budget_token=4",
+            "--set: policy.budget_token: sarathi has no such option; try budget_tokens",
+        ),
+        ("seed", "--set seed: expected key=value, such as policy.budget_tokens=256"),
+        ("replicas=none", "--set: replicas: none: expected a whole number"),
+        ("seed=[1", "--set seed=[1: line 1, column 3: expected ',' or ']', but got '<stream end>'"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named_as_such(folder: Path, setting: str, line: str) -> None:
+    assert refusal(folder, BASE, (setting,)) == line
+
+
+def test_a_config_that_is_neither_a_file_nor_shipped_names_the_shipped_ones() -> None:
+    with pytest.raises(ConfigError, match=r"^quikstart: no such file, and no shipped config"):
+        load("quikstart")
+
+
+def test_a_users_class_that_does_not_exist_names_the_nearest(folder: Path) -> None:
+    (folder / "mine_for_errors.py").write_text("class Greedy: pass\n")
+
+    line = refusal(folder, with_policy("mine_for_errors:Gredy"))
+
+    assert line == "c.yaml: policy: mine_for_errors has no 'Gredy'; try Greedy"
+
+
+def test_a_users_class_has_to_be_a_policy(folder: Path) -> None:
+    (folder / "mine_no_policy.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Greedy: pass\n"
+    )
+
+    line = refusal(folder, with_policy("mine_no_policy:Greedy"))
+
+    assert line == "c.yaml: policy: mine_no_policy:Greedy is no sim.policy.Policy; subclass that"
+
+
+def test_options_of_a_users_policy_are_checked_like_ours(folder: Path) -> None:
+    (folder / "mine_options.py").write_text(
+        "from dataclasses import dataclass\nfrom sim.policy import Policy\n"
+        "@dataclass\nclass Greedy(Policy):\n    most: int = 4\n"
+    )
+
+    line = refusal(folder, with_policy("{name: 'mine_options:Greedy', mots: 3}"))
+
+    assert line == "c.yaml: policy.mots: mine_options:Greedy has no such option; try most"
