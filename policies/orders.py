@@ -51,6 +51,7 @@ class Priority(_Sorted):
     """
 
     preempted_first = False
+    tail_is_victim = False
 
     def key(self, request: Request) -> tuple[float, ...]:
         """Priority, then order of arrival."""

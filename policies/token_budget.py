@@ -112,7 +112,7 @@ class TokenBudget(Policy):
         batch: ScheduledBatch,
     ) -> bool:
         """Blocks for `tokens` more. Victims may be any of running, served ones as well (rule 89)."""
-        if state.order.first_come:
+        if state.order.tail_is_victim:
             return state.make_room(request, later, tokens=tokens)
         candidates = deque(r for r in state.running if r is not request)
         fits = state.make_room(request, candidates, tokens=tokens)

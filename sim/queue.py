@@ -16,10 +16,12 @@ class QueueOrder(Protocol):
     Attributes:
         first_come: The queue is never sorted.
         preempted_first: Preempted requests stand before all others, in the order they had.
+        tail_is_victim: The last of running is preempted, whatever the order of the queue.
     """
 
     first_come: bool
     preempted_first: bool
+    tail_is_victim: bool
 
     def key(self, request: Request) -> float | tuple[float, ...]:
         """Sort key, smallest first, constant while the request waits."""
@@ -35,6 +37,7 @@ class FirstCome:
 
     first_come = True
     preempted_first = True
+    tail_is_victim = True
 
     def key(self, request: Request) -> float:
         """Constant: the queue keeps its order."""

@@ -24,7 +24,7 @@ def observe(spec: Spec, *, fast_forward: bool) -> Observed:
     record = Record(decisions=True, steps=True)
     source = arrivals(spec)
     result = simulate(source, cluster, fast_forward=fast_forward, check=True, record=record)
-    return _observed(spec, result, names)
+    return observe_result(spec, result, names)
 
 
 def arrivals(spec: Spec) -> list[Arrival]:
@@ -49,7 +49,8 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
     kv_bytes = wire["kv_bytes_per_token"]
     entry = _pool("prefill", layout["prefill"], layout.get("router", default), kv_bytes)
     decode = _pool("decode", layout["decode"], layout.get("decode_router", default), kv_bytes)
-    transfer = TransferSpec(wire["bandwidth_bytes_per_s"], wire.get("latency_s", 0.0))
+    again = wire.get("recompute_last_token", False)
+    transfer = TransferSpec(wire["bandwidth_bytes_per_s"], wire.get("latency_s", 0.0), again)
     return Cluster(entry, decode, transfer), _names(entry) + _names(decode)
 
 
@@ -78,7 +79,8 @@ def _names(pool: PoolSpec) -> list[str]:
     return [f"{pool.name}{i}" for i in range(len(pool.replicas))]
 
 
-def _observed(spec: Spec, result: SimulationResult, names: list[str]) -> Observed:
+def observe_result(spec: Spec, result: SimulationResult, names: list[str]) -> Observed:
+    """A result in the common shape; `names` are those of its replicas."""
     table = {name: column.tolist() for name, column in result.requests.items()}
     assert table["index"] == list(range(len(spec["requests"])))
     requests = [

@@ -8,6 +8,12 @@ from tests.conformance import adapter, cases, reference
 from tests.sim.timeline import Engine
 
 
+@pytest.fixture(params=[False, True], ids=["stepping", "fast-forward"])
+def fast_forward(request: pytest.FixtureRequest) -> bool:
+    """Both ways to run what the reference does not cover."""
+    return bool(request.param)
+
+
 @pytest.fixture(params=["stepping", "fast-forward", "reference"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Runs a workload: ours step by step, ours with fast-forward, or the conformance reference."""

@@ -8,17 +8,23 @@ and by the conformance reference, so a timeline worked out by hand checks both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from policies import ORDERS
+from sim.cluster import Predictor
+from sim.event_loop import simulate
+from sim.policy import Router
+from sim.records import Record
+from tests.conformance import adapter
 from tests.conformance.cases import Observed
 from tests.conformance.workloads import Spec
 
 Request = tuple[int, int, int] | tuple[int, int, int, int]
 Engine = Callable[[Spec], Observed]
 
-STEP = {"base": 10, "prefill": 1, "decode": 2, "context": 0}
-"""Microseconds of a step, of each prefill token, of each decode, of each context token."""
+STEP = {"base": 10, "prefill": 1, "decode": 2, "context": 0, "pair": 0}
+"""Microseconds of a step, of each prefill token, decode, context token and prefill pair (Q)."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,13 @@ def replica(
     """One replica; an option that ends in ``_us`` is given to the policy in seconds."""
     for name in [x for x in options if x.endswith("_us")]:
         options[name.removesuffix("_us") + "_s"] = options.pop(name) / 1e6
-    names = {"base": "base_s", "prefill": "prefill_token_s", "decode": "decode_s"}
-    names["context"] = "context_token_s"
+    names = {
+        "base": "base_s",
+        "prefill": "prefill_token_s",
+        "decode": "decode_s",
+        "context": "context_token_s",
+        "pair": "prefill_pair_s",
+    }
     return {
         "policy": policy,
         "total_blocks": total_blocks,
@@ -89,6 +100,47 @@ def run(
 def run_pools(engine: Engine, requests: Sequence[Request], layout: Spec) -> Timeline:
     """The timeline of these requests on a prefill and a decode pool."""
     return _timeline(engine({"requests": _requests(requests), "disaggregated": layout}))
+
+
+def run_here(
+    requests: Sequence[Request],
+    *replicas: Spec,
+    fast_forward: bool,
+    router: Router | str = "round_robin",
+    order: str = "fcfs",
+    predictor: Predictor | None = None,
+    priorities: Sequence[int] = (),
+    deadlines: Sequence[int | None] = (),
+) -> Timeline:
+    """The timeline on one pool, with what the conformance reference does not have.
+
+    Args:
+        requests: As in `run`.
+        replicas: As in `run`.
+        fast_forward: Whether runs of equal decisions are advanced at once.
+        router: A router, or the name of one.
+        order: Name of the queue order.
+        predictor: Guesses output lengths.
+        priorities: One per request, lower first; all 0 if empty.
+        deadlines: One per request, microseconds from arrival; none if empty.
+    """
+    name = router if isinstance(router, str) else "round_robin"
+    spec = {"requests": _requests(requests), "replicas": list(replicas), "router": name}
+    cluster, names = adapter.build(spec)
+    specs = [replace(x, order=ORDERS[order]()) for x in cluster.entry.replicas]
+    entry = replace(cluster.entry, replicas=specs)
+    if isinstance(router, Router):
+        entry = replace(entry, router=router)
+    cluster = replace(cluster, entry=entry, predictor=predictor)
+    arrivals = adapter.arrivals(spec)
+    if priorities:
+        arrivals = [a._replace(priority=priorities[a.index]) for a in arrivals]
+    if deadlines:
+        wanted = [None if d is None else 1000 * d for d in deadlines]
+        arrivals = [a._replace(deadline_ns=wanted[a.index]) for a in arrivals]
+    record = Record(decisions=True)
+    result = simulate(arrivals, cluster, fast_forward=fast_forward, check=True, record=record)
+    return _timeline(adapter.observe_result(spec, result, names))
 
 
 def _requests(requests: Sequence[Request]) -> list[Spec]:
