@@ -199,6 +199,7 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
+        self.transfers_under_way = 0
         self._recorder = recorder
         self._on_end = on_end
         self._pulls: dict[Replica, deque[_Pull]] = {}
@@ -360,11 +361,13 @@ class LiveCluster:
             pull.life, pull.request, source, pull.source_blocks, target, size, now, end
         )
         end.callbacks.append(_Arrived(self, transfer))
+        self.transfers_under_way += 1
         self._event(pull.life, TRANSFER_STARTED, target)
 
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
         request, source, target, now = transfer.request, transfer.source, transfer.target, self.env.now
+        self.transfers_under_way -= 1
         source.sync()
         source.kv.free_blocks += transfer.source_blocks
         source.held_for_transfer -= transfer.source_blocks
@@ -378,6 +381,13 @@ class LiveCluster:
         self._event(transfer.life, LOADED, target)
         source.notify()
         target.notify()
+
+    def may_help(self, replica: Replica) -> bool:
+        """Whether KV is on its way, or another replica does more than recompute."""
+        if self.transfers_under_way:
+            return True
+        others = (other for other in self.replicas if other is not replica)
+        return any(other.in_flight and not other.barren for other in others)
 
     def _event(self, life: Lifetime, code: int, replica: Replica) -> None:
         if self._recorder.record.steps:

@@ -74,6 +74,10 @@ class Surroundings(Protocol):
         """The request has emitted all it emits here and moves to the decode pool."""
         ...
 
+    def may_help(self, replica: Replica) -> bool:
+        """Whether its memory may come back through others: a transfer, or their work."""
+        ...
+
 
 class Flight:
     """A batch under way.
@@ -597,10 +601,18 @@ class Replica:
         if self._barren_steps > _PATIENCE:
             self._look_for_progress()
 
+    @property
+    def barren(self) -> bool:
+        """It has worked for long without a token."""
+        return self._barren_steps > _PATIENCE
+
     def _look_for_progress(self) -> None:
         """Stop a run that only recomputes: more steps without a token than there are tokens here."""
         tokens = sum(request.known_tokens for request in self.lives)
         if self._barren_steps <= 4 * tokens + _PATIENCE:
+            return
+        # Two pools: blocks held for a slow transfer can make a replica recompute for a long time.
+        if self.role != "both" and self._surroundings.may_help(self):
             return
         stuck = next(iter(self.state.running), None) or next(iter(self.state.waiting))
         raise StuckError(
