@@ -1,0 +1,174 @@
+"""How fast phasewise is: `make bench` prints this. Every row is the work of one core.
+
+Llama-3.1-8B on one H100 per replica; (a) the shared Azure conversation trace, 11,997 rows at 5.84
+a second, where that is at hand, and (b) synthetic rows of its shape. For 16 replicas arrival times
+are divided by 16, so that the load per replica stays. Steps and plots are off, requests.parquet is
+written. Requests per second are those of the event loop, arrivals made and outcomes collected
+included. Targets are scaled by the machine's own speed in empty SimPy timeouts, as they were set on
+one that does 1.4 million a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from tests.bench.measure import (
+    CONV,
+    STEP_TIMES,
+    Case,
+    Timing,
+    best,
+    in_a_process,
+    recorded,
+    timeouts_per_s,
+)
+
+POLICIES = ("static", "orca", "vllm-v0", "vllm-v1", "sarathi")
+PARTS = ("speed", "growth", "process")
+LOOP_TARGET_PER_S = {"linear": 20_000, "roofline": 12_000}
+REFERENCE_TIMEOUTS_PER_S = 1.4e6
+
+
+class Report:
+    """Prints rows beside their targets, which are scaled to this machine.
+
+    Args:
+        speed: Speed of this machine relative to that on which the targets were set.
+        tries: Runs of which the quickest counts, where a target is at stake.
+    """
+
+    def __init__(self, speed: float, tries: int) -> None:
+        self.speed = speed
+        self.tries = tries
+        self.missed = 0
+
+    def verdict(self, good: bool) -> str:
+        """``met`` or ``missed``, counted."""
+        self.missed += not good
+        return "met" if good else "MISSED"
+
+    def speeds(self, rows: int, policies: Iterable[str], step_times: Iterable[str]) -> None:
+        """Requests and iterations per second: fast-forwarded, stepped, short of memory."""
+        name = "(b) synthetic rows" if rows else f"(a) {CONV}"
+        print(f"\n{name}, event loop, one core; short of memory: a third of the blocks ever in use")
+        print(
+            f"{'policy':8} {'step time':9} {'replicas':>8} | {'req/s':>7} {'iter/s':>8} "
+            f"{'target':>14} | {'stepping':>8} {'iter/s':>7} | {'blocks':>6} {'req/s':>6} "
+            f"{'preempted':>9}"
+        )
+        for step_time in step_times:
+            for policy in policies:
+                self._speed_of(Case(policy, step_time, rows))
+
+    def _speed_of(self, case: Case) -> None:
+        peak = best(replace(case, series_points=500))[0].peak_blocks
+        one = self._line(case, None, peak // 3)
+        self._line(replace(case, replicas=16), one, peak // 3)
+
+    def _line(self, case: Case, one: Timing | None, short_blocks: int) -> Timing:
+        fast, _ = best(case, self.tries)
+        slow, _ = best(replace(case, fast_forward=False))
+        short, _ = best(replace(case, num_blocks=short_blocks))
+        if one is None:
+            target = LOOP_TARGET_PER_S[case.step_time] * self.speed
+            said = f"{target:7.0f} {self.verdict(fast.requests_per_s >= target):6}"
+        else:
+            ratio = one.requests_per_s / fast.requests_per_s
+            said = f"{ratio:4.2f}x {self.verdict(ratio <= 1.5):6}"
+        print(
+            f"{case.policy:8} {case.step_time:9} {case.replicas:8} | {fast.requests_per_s:7.0f} "
+            f"{fast.iterations_per_s:8.0f} {said:>14} | {slow.requests_per_s:8.0f} "
+            f"{slow.iterations_per_s:7.0f} | {short.blocks:6} {short.requests_per_s:6.0f} "
+            f"{short.preemptions:9}",
+            flush=True,
+        )
+        return fast
+
+    def growth(self, policies: Iterable[str], sizes: Iterable[int]) -> None:
+        """Cost per request and peak memory as the number of requests grows, each run alone."""
+        print(
+            "\ngrowth on synthetic rows, linear step times, one replica, each size a process alone"
+        )
+        print(
+            f"{'policy':8} {'rows':>9} | {'loop s':>7} {'us/req':>7} {'all s':>7} {'peak MiB':>8} |"
+        )
+        for policy in policies:
+            first: float | None = None
+            for rows in sizes:
+                first = self._growth_of(policy, rows, first)
+
+    def _growth_of(self, policy: str, rows: int, first: float | None) -> float:
+        """Print one size; seconds per request of the smallest one."""
+        large = rows >= 1_000_000
+        timing, process = best(Case(policy, rows=rows), 1 if large else self.tries)
+        cost = timing.loop_s / rows
+        ratio = cost / (first or cost)
+        said = f"{ratio:4.2f}x"
+        if large:
+            limit_s = 100 / self.speed
+            good = ratio <= 1.3 and process.wall_s < limit_s and process.peak_mib < 3072
+            said += f" {self.verdict(good)} (1.3x, {limit_s:.0f} s, 3072 MiB)"
+        print(
+            f"{policy:8} {rows:9} | {timing.loop_s:7.2f} {1e6 * cost:7.1f} "
+            f"{process.wall_s:7.2f} {process.peak_mib:8.0f} | {said}",
+            flush=True,
+        )
+        return first or cost
+
+    def processes(self, policies: Iterable[str]) -> None:
+        """The command as a user runs it: CSV to requests table, interpreter start included."""
+        limit_s = 2 / self.speed
+        print(f"\nphasewise run, whole process on (a), linear; targets {limit_s:.2f} s and 300 MiB")
+        for policy in policies:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "bench.yaml"
+                path.write_text(json.dumps(Case(policy).config()), encoding="utf-8")
+                process = in_a_process(
+                    "-m", "experiments", "run", str(path), "--out", f"{folder}/out", "--no-plots"
+                )
+            good = process.wall_s < limit_s and process.peak_mib < 300
+            print(
+                f"{policy:8} {process.wall_s:6.2f} s {process.peak_mib:6.0f} MiB  "
+                f"{self.verdict(good)}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Print the bench, or parts of it."""
+    parser = argparse.ArgumentParser(prog="make bench BENCH=...", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="linear only, fewer and smaller runs")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    options = parser.parse_args()
+    timeouts = timeouts_per_s()
+    speed = timeouts / REFERENCE_TIMEOUTS_PER_S
+    print(
+        f"yardstick: {timeouts / 1e6:.2f} million empty SimPy timeouts a second; targets, set at "
+        f"{REFERENCE_TIMEOUTS_PER_S / 1e6:.1f} million, are scaled by {speed:.2f}"
+    )
+    report = Report(speed, tries=1 if options.quick else 3)
+    have_trace = recorded().is_file()
+    if not have_trace:
+        print(f"(a) is left out: no {recorded()} (PHASEWISE_SHARED can name the folder)")
+    if "speed" in options.parts:
+        step_times = ("linear",) if options.quick else tuple(STEP_TIMES)
+        if have_trace:
+            report.speeds(0, options.policies, step_times)
+        if not (have_trace and options.quick):
+            report.speeds(12_000, options.policies, step_times)
+    if "growth" in options.parts:
+        sizes = (10_000, 100_000) if options.quick else (10_000, 100_000, 1_000_000)
+        report.growth(options.policies, sizes)
+    if "process" in options.parts and have_trace:
+        report.processes(options.policies)
+    print(f"\n{report.missed} targets missed" if report.missed else "\nall targets met")
+
+
+if __name__ == "__main__":
+    main()
