@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sim.errors import TraceError, nearest
 from sim.request import NEVER, Ints, Trace
 from traces.chance import generator
+from traces.values import MAX_TIME_NS
 from traces.workload import ArrivalSource, ClosedLoopSource, TraceSource
 
 Process = Literal["recorded", "poisson", "gamma", "constant", "burst", "closed-loop"]
@@ -80,15 +81,25 @@ def make_source(trace: Trace, concurrency: int | None = None) -> ArrivalSource:
 
 
 def divide_half_even(values: Ints, divisor: Fraction) -> Ints:
-    """(n,) `values` / `divisor`, exactly, rounded half to even; `values` from 0 up."""
+    """(n,) `values` / `divisor`, exactly, rounded half to even; `values` from 0 up.
+
+    Raises:
+        ValueError: A result beyond `MAX_TIME_NS`.
+    """
     numerator, denominator = divisor.numerator, divisor.denominator
     largest = int(values.max(initial=0)) * denominator
-    wide: npt.NDArray[np.generic] = values
+    wide: npt.NDArray[Any] = values
     if largest > np.iinfo(np.int64).max // 2 or numerator > np.iinfo(np.int64).max // 2:
         wide = values.astype(object)
-    quotient, rest = np.divmod(wide * denominator, numerator)
+    scaled = wide * denominator
+    quotient, rest = scaled // numerator, scaled % numerator
     up = (2 * rest > numerator) | ((2 * rest == numerator) & (quotient % 2 == 1))
-    return (quotient + up).astype(np.int64)
+    result = quotient + up
+    if len(result) and result.max() > MAX_TIME_NS:
+        raise ValueError(
+            f"times of {result.max() / 1e9:g} s; expected at most {MAX_TIME_NS / 1e9:g}"
+        )
+    return result.astype(np.int64)
 
 
 def _select(trace: Trace, window_s: tuple[float, float] | None, limit: int | None) -> Trace:

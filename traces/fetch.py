@@ -22,18 +22,33 @@ _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
+class RemoteFile:
+    """A raw file and what is known of it.
+
+    Attributes:
+        url: Its address.
+        sha256: Of the whole file; None where neither a whole copy was at hand to compute it nor
+            its publisher says it.
+        known_from: Where the digest comes from.
+    """
+
+    url: str
+    sha256: str | None = None
+    known_from: str = "a copy of the whole file"
+
+
+@dataclass(frozen=True)
 class PublicTrace:
     """Where a publisher keeps a trace.
 
     Attributes:
-        files: Address of each raw file, and the SHA-256 of the whole file, or None where no whole
-            copy was at hand to compute it.
+        files: Its files.
         licence: Its licence.
         citation: Whom to cite.
         about: One line for listings.
     """
 
-    files: tuple[tuple[str, str | None], ...]
+    files: tuple[RemoteFile, ...]
     licence: str
     citation: str
     about: str
@@ -48,7 +63,7 @@ class Fetched:
         url: Where it came from.
         size_bytes: Its size.
         sha256: Its digest.
-        checked: The digest was compared with a known one and is the same.
+        known_from: Where the known digest comes from that this one equals; None if none is known.
         resumed_bytes: Bytes that an earlier, broken transfer had left.
         licence: Licence of the trace.
         citation: Whom to cite.
@@ -58,25 +73,32 @@ class Fetched:
     url: str
     size_bytes: int
     sha256: str
-    checked: bool
+    known_from: str | None
     resumed_bytes: int
     licence: str
     citation: str
 
     def render(self) -> str:
         """Lines for a terminal."""
-        digest = "as known" if self.checked else "not compared: no digest of this file is known"
+        compared = (
+            f"the same as in {self.known_from}"
+            if self.known_from
+            else "not compared: no digest of this file is known"
+        )
         resumed = f" ({self.resumed_bytes:,} resumed)" if self.resumed_bytes else ""
         return (
             f"{self.path}\nfrom     {self.url}\nsize     {self.size_bytes:,} bytes{resumed}\n"
-            f"sha256   {self.sha256} ({digest})\nlicence  {self.licence}\ncite     {self.citation}"
+            f"sha256   {self.sha256} ({compared})\n"
+            f"licence  {self.licence}\ncite     {self.citation}"
         )
 
 
 _GITHUB = "https://raw.githubusercontent.com"
 _AZURE = f"{_GITHUB}/Azure/AzurePublicDataset/HEAD/data"
 _MOONCAKE = f"{_GITHUB}/kvcache-ai/Mooncake/HEAD/FAST25-release/traces"
-_BURSTGPT = f"{_GITHUB}/HPMLL/BurstGPT/HEAD/data"
+_BURSTGPT = "https://media.githubusercontent.com/media/HPMLL/BurstGPT/HEAD/data"
+"""Where GitHub serves Git LFS files; the raw address gives the pointer alone."""
+_LFS_POINTER = "its publisher's Git LFS pointer"
 _VIDUR = f"{_GITHUB}/microsoft/vidur/HEAD/data/processed_traces"
 _SERVEGEN = f"{_GITHUB}/alibaba/ServeGen/HEAD/data/reason/deepseek-r1"
 _SPLITWISE = "Patel et al., Splitwise, ISCA 2024"
@@ -85,7 +107,7 @@ _FAST25 = "Qin et al., Mooncake, FAST 2025"
 TRACES: Mapping[str, PublicTrace] = {
     "azure-code-2023": PublicTrace(
         (
-            (
+            RemoteFile(
                 f"{_AZURE}/AzureLLMInferenceTrace_code.csv",
                 "54e9a6d2a4bd06ba1e060304b900abbc74cbea53de96506e60fe5bb4f2277fb6",
             ),
@@ -95,32 +117,50 @@ TRACES: Mapping[str, PublicTrace] = {
         "an hour of code completion, 8,819 requests",
     ),
     "azure-conv-2023": PublicTrace(
-        ((f"{_AZURE}/AzureLLMInferenceTrace_conv.csv", None),),
+        (RemoteFile(f"{_AZURE}/AzureLLMInferenceTrace_conv.csv"),),
         "CC-BY 4.0",
         _SPLITWISE,
         "an hour of conversations",
     ),
     "mooncake-conversation": PublicTrace(
-        ((f"{_MOONCAKE}/conversation_trace.jsonl", None),),
+        (RemoteFile(f"{_MOONCAKE}/conversation_trace.jsonl"),),
         "Apache-2.0",
         _FAST25,
         "an hour of long conversations, with block ids",
     ),
     "mooncake-toolagent": PublicTrace(
-        ((f"{_MOONCAKE}/toolagent_trace.jsonl", None),),
+        (RemoteFile(f"{_MOONCAKE}/toolagent_trace.jsonl"),),
         "Apache-2.0",
         _FAST25,
         "an hour of tool and agent requests, with block ids",
     ),
     "burstgpt-1": PublicTrace(
-        ((f"{_BURSTGPT}/BurstGPT_1.csv", None),),
+        (
+            RemoteFile(
+                f"{_BURSTGPT}/BurstGPT_1.csv",
+                "4bb3783693d0a435686fbfc885615d2349bd067239079fa4b749f2e679e12122",
+                _LFS_POINTER,
+            ),
+        ),
         "CC-BY 4.0",
         "Wang et al., BurstGPT, KDD 2025",
         "two months, 1,429,737 requests",
     ),
+    "burstgpt-2": PublicTrace(
+        (
+            RemoteFile(
+                f"{_BURSTGPT}/BurstGPT_2.csv",
+                "44bf5942b03fca42c01a226a545ad3a750ec62688faecd67b6831c56a8928bf7",
+                _LFS_POINTER,
+            ),
+        ),
+        "CC-BY 4.0",
+        "Wang et al., BurstGPT, KDD 2025",
+        "two more months, about 3.9 million requests",
+    ),
     "weka-0026": PublicTrace(
         (
-            (
+            RemoteFile(
                 f"{_GITHUB}/callanjfox/kv-cache-tester/HEAD/traces/trace_0026.json",
                 "84e843bd3a1c799b37bbb55e2f05699e6b3e05ed71c252cd06276a6d5e8c7a39",
             ),
@@ -130,18 +170,18 @@ TRACES: Mapping[str, PublicTrace] = {
         "one conversation of a coding agent",
     ),
     "vidur-arxiv-lengths": PublicTrace(
-        ((f"{_VIDUR}/arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv", None),),
+        (RemoteFile(f"{_VIDUR}/arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv"),),
         "MIT",
         "Agrawal et al., Vidur, MLSys 2024",
         "28,257 lengths without arrivals",
     ),
     "servegen-deepseek-r1-17": PublicTrace(
         (
-            (
+            RemoteFile(
                 f"{_SERVEGEN}/chunk-17-trace.csv",
                 "8e47030b8664d038ab79c83bba4e25c3fac9fd30295238cb67e00559b4e1c8e3",
             ),
-            (
+            RemoteFile(
                 f"{_SERVEGEN}/chunk-17-dataset.json",
                 "da44da281af1e7577af2ed6f564e55221681890b8d8302481e3db79d03165c88",
             ),
@@ -151,7 +191,7 @@ TRACES: Mapping[str, PublicTrace] = {
         "one client: rates and lengths to draw from, two files",
     ),
 }
-"""Names for `fetch`. A digest is of the file as it was when a whole copy was at hand."""
+"""Names for `fetch`."""
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes so far and in all (None if the server does not say)."""
@@ -184,7 +224,7 @@ def fetch(
         raise TraceError(f"trace fetch: no {name!r}{nearest(known, registry)}")
     trace = registry[known]
     folder = Path(destination)
-    targets = [folder / url.rsplit("/", 1)[-1] for url, _ in trace.files]
+    targets = [folder / file.url.rsplit("/", 1)[-1] for file in trace.files]
     for target in targets:
         if target.exists():
             raise TraceError(f"{target}: is there already; expected a folder without it")
@@ -193,32 +233,32 @@ def fetch(
     except OSError as error:
         raise TraceError(f"{folder}: {error.strerror}; expected a folder to write to") from None
     return [
-        _fetch_file(trace, url, sha256, target, progress)
-        for (url, sha256), target in zip(trace.files, targets, strict=True)
+        _fetch_file(trace, file, target, progress)
+        for file, target in zip(trace.files, targets, strict=True)
     ]
 
 
 def _fetch_file(
-    trace: PublicTrace, url: str, sha256: str | None, target: Path, progress: Progress | None
+    trace: PublicTrace, file: RemoteFile, target: Path, progress: Progress | None
 ) -> Fetched:
     part = target.with_name(target.name + ".part")
-    resumed = _download(url, part, progress)
-    _refuse_wrong_content(url, part)
+    resumed = _download(file.url, part, progress)
+    _refuse_wrong_content(file.url, part)
     digest = _digest(part)
-    if sha256 is not None and digest != sha256:
+    if file.sha256 is not None and digest != file.sha256:
         part.unlink()
         raise TraceError(
-            f"{url}: SHA-256 {digest}; expected {sha256}: damaged on the way or changed by its"
-            " publisher; nothing was kept"
+            f"{file.url}: SHA-256 {digest}; expected {file.sha256} as in {file.known_from}:"
+            " damaged on the way or changed by its publisher; nothing was kept"
         )
     part.rename(target)
     _etag_file(part).unlink(missing_ok=True)
     return Fetched(
         target,
-        url,
+        file.url,
         target.stat().st_size,
         digest,
-        sha256 is not None,
+        file.known_from if file.sha256 else None,
         resumed,
         trace.licence,
         trace.citation,

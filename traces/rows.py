@@ -274,7 +274,7 @@ class JsonRows(Rows):
 
     def __init__(self, source: Source) -> None:
         objects, lines = read_json_lines(source)
-        names = list(dict.fromkeys(key for row in objects[:100] for key in row))
+        names = list(dict.fromkeys(chain.from_iterable(objects)))
         super().__init__(source, names, np.array(lines, dtype=np.int64))
         self.objects = objects
 

@@ -49,7 +49,11 @@ def check_map(renamed: dict[str, str], fields: list[str], source: Source) -> Non
     """
     for key in renamed:
         if key not in fields:
-            raise TraceError(f"{source.name}: column map: no field {key}{nearest(key, fields)}")
+            hint = nearest(key, fields)
+            raise TraceError(
+                f"{source.name}: column map: {key} is no field; expected one of"
+                f" {', '.join(fields) or 'none'}{hint if hint.startswith('; did') else ''}"
+            )
 
 
 def load_csv(source: Source, renamed: dict[str, str]) -> Trace:

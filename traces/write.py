@@ -95,12 +95,15 @@ def _jsonl(columns: dict[str, list[Any]]) -> str:
     return "".join(_json_rows(columns))
 
 
+def _json_value(name: str, value: Any) -> str:
+    """Times are exact decimal text already, which a float would not hold."""
+    return value if name.endswith("_s") and value is not None else json.dumps(value)
+
+
 def _json_rows(columns: dict[str, list[Any]]) -> Iterator[str]:
-    """Lines; times go in as exact decimal text, which a float would not hold."""
     for row in zip(*columns.values(), strict=True):
         fields = (
-            f"{json.dumps(name)}: {value if name.endswith('_s') else json.dumps(value)}"
+            f"{json.dumps(name)}: {_json_value(name, value)}"
             for name, value in zip(columns, row, strict=True)
-            if value is not None
         )
         yield "{" + ", ".join(fields) + "}\n"
