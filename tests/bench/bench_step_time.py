@@ -46,7 +46,7 @@ def main(seconds: float) -> None:
         }
         for what, call in calls.items():
             us = microseconds(call, seconds)
-            print(f"{name:9} {what:34} {us:8.2f} us {1e6 / us:12,.0f} calls/s")  # noqa: T201
+            print(f"{name:9} {what:34} {us:8.2f} us {1e6 / us:12,.0f} calls/s")
 
 
 if __name__ == "__main__":
