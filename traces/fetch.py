@@ -246,7 +246,7 @@ def _fetch_file(
     _refuse_wrong_content(file.url, part)
     digest = _digest(part)
     if file.sha256 is not None and digest != file.sha256:
-        part.unlink()
+        _forget(part)
         raise TraceError(
             f"{file.url}: SHA-256 {digest}; expected {file.sha256} as in {file.known_from}:"
             " damaged on the way or changed by its publisher; nothing was kept"
@@ -337,7 +337,7 @@ def _whole_already(url: str, part: Path, have: int, content_range: str) -> int:
     """A range beyond the end: the earlier try had everything, unless the length differs."""
     if content_range.rpartition("/")[2] == str(have):
         return have
-    part.unlink()
+    _forget(part)
     raise TraceError(f"{url}: the file has changed since the transfer began; run again")
 
 
@@ -368,8 +368,13 @@ def _refuse_wrong_content(url: str, part: Path) -> None:
             raise TraceError(f"{url}: the body is empty; expected the raw file")
         refuse_other_content(url, head)
     except TraceError:
-        part.unlink()
+        _forget(part)
         raise
+
+
+def _forget(part: Path) -> None:
+    part.unlink()
+    _etag_file(part).unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> str:
