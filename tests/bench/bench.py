@@ -128,9 +128,9 @@ class Report:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "bench.yaml"
                 path.write_text(json.dumps(Case(policy).config()), encoding="utf-8")
-                process = in_a_process(
-                    "-m", "experiments", "run", str(path), "--out", f"{folder}/out", "--no-plots"
-                )
+                command = "import phasewise; phasewise.main()"
+                options = ("--out", f"{folder}/out", "--figures", "none", "--jobs", "1")
+                process = in_a_process("-c", command, "run", str(path), *options)
             good = process.wall_s < limit_s and process.peak_mib < 300
             print(
                 f"{policy:8} {process.wall_s:6.2f} s {process.peak_mib:6.0f} MiB  "

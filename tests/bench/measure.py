@@ -152,7 +152,11 @@ def in_a_process(*arguments: str) -> Process:
     """Run this Python with arguments, alone, and account for it."""
     began = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert child.stdout is not None
     with child.stdout as pipe:
@@ -173,7 +177,7 @@ def best(case: Case, tries: int = 1) -> tuple[Timing, Process]:
     """
     told = json.dumps(vars(case))
     process = in_a_process("-m", "tests.bench.measure", told, str(tries))
-    return Timing(**json.loads(process.output)), process
+    return Timing(**json.loads(process.output.splitlines()[-1])), process
 
 
 def timeouts_per_s(count: int = 300_000) -> float:
