@@ -100,7 +100,7 @@ class Bundle:
         return "disaggregated" if colocated is None else str(colocated["policy"]["name"])
 
 
-# ------------------------------------------------------------------------------------------ writing
+# --- writing
 
 
 def write(bundle: Bundle, folder: Path) -> None:
@@ -244,7 +244,7 @@ def _write_table(path: Path, table: pa.Table) -> None:
     pq.write_table(marked, path, compression="zstd", row_group_size=_STEP_ROWS, store_schema=True)
 
 
-# ------------------------------------------------------------------------------------------ reading
+# --- reading
 
 
 def read(folder: Path) -> Bundle:

@@ -63,13 +63,18 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         ConfigError: Sizes that do not fit: no room for KV, a policy's limits, heads by GPUs.
     """
     model = load_model(experiment.model, folder, where("model"))
-    notes: list[str] = []
+    said: dict[str, list[str]] = {}
     built: dict[str, PoolSpec] = {}
     for role, pool in pools_of(experiment).items():
         router = _router(experiment, role, folder, where)
         spec, more = _replica(pool, role, model, folder, where)
         built[role] = PoolSpec(_POOL_NAMES[role], [spec] * pool.replicas, router)
-        notes.extend(note for note in more if note not in notes)
+        for note in more:
+            said.setdefault(note, []).append(role)
+    # What is true of both pools is said once.
+    notes = [
+        note if len(roles) == len(built) else f"{roles[0]}: {note}" for note, roles in said.items()
+    ]
     transfer = experiment.pools.transfer
     if transfer is not None:
         notes.append(
@@ -146,10 +151,9 @@ def _replica(
         kv_bytes_per_token=specs.kv_bytes_per_token(model, pool.precision.kv),
         gpus=tp,
     )
-    named = "" if role == "colocated" else f"{role}: "
     return spec, [
-        f"{named}KV cache: {origin}.",
-        f"{named}step times: {told.model}: {told.origin}; error: {told.error}.",
+        f"KV cache: {origin}.",
+        f"step times: {told.model}: {told.origin}; error: {told.error}.",
     ]
 
 

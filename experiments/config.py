@@ -96,7 +96,7 @@ def load(
         raise ConfigError(f"{source}: holds {shown(raw)}; expected keys with values")
     notes: list[str] = []
     raw = _renamed(raw, deprecated, source, notes)
-    last = _settings(settings)
+    last = parse_settings(settings)
     last = layers.lay_over(last, layers.unfold(overrides, "overrides: ")) if overrides else last
     last = _renamed(last, deprecated, "--set", notes)
     of_file = {key: last.pop(key) for key in _OF_THE_FILE if key in last}
@@ -116,7 +116,12 @@ def _read(config: str | Path | Mapping[str, Any]) -> tuple[str, Path, Any]:
     return path.name, path.parent, strict_yaml.read(path)
 
 
-def _settings(settings: Sequence[str]) -> dict[str, Any]:
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` texts, keys dotted, values in YAML, as one nested mapping.
+
+    Raises:
+        ConfigError: A text without ``=``, or a value that is not YAML.
+    """
     pairs: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -157,7 +162,7 @@ def _take(mapping: dict[str, Any], path: list[str]) -> Any:
     return _take(mapping[path[0]], path[1:])
 
 
-# --------------------------------------------------------------------------------------- variants
+# --- variants
 
 
 def _plan(
@@ -258,7 +263,7 @@ def slug(label: str) -> str:
     return re.sub(r"[^a-z0-9_.=]+", "-", label.lower()).strip("-.") or "variant"
 
 
-# ---------------------------------------------------------------------------------- one variant
+# --- one variant
 
 
 def _resolve(

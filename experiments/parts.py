@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments import options
-from experiments.names import canonical, unknown
+from experiments.names import canonical, suggestion, unknown
 from experiments.schema import Named, Pool
 from sim.cluster import Predictor
-from sim.errors import ConfigError
+from sim.errors import ConfigError, PhasewiseError
 from sim.policy import Policy, Router
 from sim.queue import QueueOrder
 from sim.specs import DeviceSpec, ModelSpec
 from sim.step_time import LinearStepTime, StepTimeModel
+
+if TYPE_CHECKING:
+    from kernels_profile.host import HostOverhead
 
 NEED_PREDICTOR = ("sjf", "srtf")
 """Orders that sort by predicted output."""
@@ -73,7 +76,7 @@ def _named(kind: str, registry: Mapping[str, Any], named: Named, where: str, fol
     return options.build(cls, chosen, str(name), where)
 
 
-# --------------------------------------------------------------------------------------- step times
+# --- step times
 
 _Maker = Callable[[Pool, ModelSpec, DeviceSpec, Named, str], StepTimeModel]
 
@@ -97,5 +100,41 @@ def _linear(
     return linear
 
 
-STEP_TIMES: Mapping[str, _Maker] = MappingProxyType({"linear": _linear})
+def _roofline(
+    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str
+) -> StepTimeModel:
+    from kernels_profile.roofline import RooflineStepTime
+
+    for key in chosen:
+        if key != "host":
+            hint = suggestion(key, ["host"])
+            raise ConfigError(f"{where}.{key}: roofline has no such option; {hint}")
+    more = {"host": _host(chosen["host"], f"{where}.host")} if "host" in chosen else {}
+    try:
+        return RooflineStepTime(
+            model,
+            device,
+            precision=pool.precision.weights,
+            kv_dtype=pool.precision.kv,
+            tensor_parallel=pool.tensor_parallel,
+            **more,
+        )
+    except PhasewiseError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _host(host: object, where: str) -> HostOverhead:
+    """Host time of each step: the name of a preset, or its two terms."""
+    from kernels_profile.host import HOSTS, HostOverhead
+
+    if isinstance(host, Mapping):
+        terms = {key: value for key, value in host.items() if key != "source"}
+        given: HostOverhead = options.build(HostOverhead, terms, "host", where)
+        return given
+    if not isinstance(host, str) or canonical(host) not in HOSTS:
+        raise ConfigError(f"{where}: {unknown('host preset', host, HOSTS)}")
+    return HOSTS[canonical(host)]
+
+
+STEP_TIMES: Mapping[str, _Maker] = MappingProxyType({"linear": _linear, "roofline": _roofline})
 """Step-time models by name."""

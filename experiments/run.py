@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -33,6 +34,7 @@ class Job:
         state: How far it is.
         now_ns: Simulated time.
         ended: Requests that have ended.
+        total: Requests in all, 0 while unknown.
         error: One line if it failed.
     """
 
@@ -42,11 +44,16 @@ class Job:
     state: State = "waiting"
     now_ns: int = 0
     ended: int = 0
+    total: int = 0
     error: str = ""
 
 
 class InterruptedRunError(PhasewiseError):
     """The user stopped the run; finished variants are usable."""
+
+
+class FailedRunError(PhasewiseError):
+    """A variant failed; the others are usable."""
 
 
 OnChange = Callable[[Job], None]
@@ -104,18 +111,26 @@ def _left_over(jobs: Sequence[Job]) -> str:
 
 
 def _run_here(job: Job, folder: Path, on_change: OnChange) -> None:
-    def progress(now_ns: int, ended: int) -> None:
-        job.now_ns, job.ended = now_ns, ended
+    def progress(now_ns: int, ended: int, total: int) -> None:
+        job.now_ns, job.ended, job.total = now_ns, ended, total
         on_change(job)
 
     job.state = "running"
     on_change(job)
     try:
         _write(job, folder, progress)
-        job.state = "finished"
-    except PhasewiseError as error:
-        job.state, job.error = "failed", str(error)
+        job.state, job.ended = "finished", job.total
+    except Exception as error:
+        job.state, job.error = "failed", _one_line(error)
     on_change(job)
+
+
+def _one_line(error: Exception) -> str:
+    """What failed; a bug, ours or of a user's policy, is shown in full as well."""
+    if isinstance(error, PhasewiseError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _write(job: Job, folder: Path, progress: Progress) -> None:
@@ -123,7 +138,7 @@ def _write(job: Job, folder: Path, progress: Progress) -> None:
     bundle.write(made, job.folder)
 
 
-# ------------------------------------------------------------------------------ in other processes
+# --- in other processes
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,7 @@ class _Told:
     state: State
     now_ns: int = 0
     ended: int = 0
+    total: int = 0
     error: str = ""
 
 
@@ -183,7 +199,8 @@ def _listen(connection: Connection, process: BaseProcess, job: Job, on_change: O
         process.join()
         told = _Told("failed", error=f"its process ended with code {process.exitcode}")
     job.state, job.error = told.state, told.error
-    job.now_ns, job.ended = max(job.now_ns, told.now_ns), max(job.ended, told.ended)
+    if told.total:
+        job.now_ns, job.ended, job.total = told.now_ns, told.ended, told.total
     on_change(job)
     if told.state == "running":
         return True
@@ -197,13 +214,13 @@ def _work(job: Job, folder: Path, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     latest = _Told("running")
 
-    def progress(now_ns: int, ended: int) -> None:
+    def progress(now_ns: int, ended: int, total: int) -> None:
         nonlocal latest
-        latest = _Told("running", now_ns, ended)
+        latest = _Told("running", now_ns, ended, total)
         connection.send(latest)
 
     try:
         _write(job, folder, progress)
-        connection.send(_Told("finished", latest.now_ns, latest.ended))
-    except PhasewiseError as error:
-        connection.send(_Told("failed", error=str(error)))
+        connection.send(_Told("finished", latest.now_ns, latest.total, latest.total))
+    except Exception as error:
+        connection.send(_Told("failed", error=_one_line(error)))

@@ -23,8 +23,8 @@ from sim.records import Record, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups
 
-Progress = Callable[[int, int], None]
-"""Told now and then: simulated time in ns, requests ended."""
+Progress = Callable[[int, int, int], None]
+"""Told now and then: simulated time in ns, requests ended, requests in all."""
 
 _SAMPLE_S_WITHOUT_SPAN = 1.0
 _TRACE_COLUMNS = (
@@ -119,7 +119,7 @@ def run_variant(
         fast_forward=experiment.fast_forward,
         check=experiment.check,
         record=_record(experiment, workload.trace),
-        progress=progress,
+        progress=_with_total(progress, len(workload.trace)),
     )
     simulated = time.perf_counter()
     notes = [*workload.notes, *built.notes]
@@ -133,6 +133,13 @@ def run_variant(
         "machine": platform.platform(),
     }
     return bundle
+
+
+def _with_total(progress: Progress | None, total: int) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    progress(0, 0, total)
+    return lambda now_ns, ended: progress(now_ns, ended, total)
 
 
 def _record(experiment: Experiment, trace: Trace) -> Record:

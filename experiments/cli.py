@@ -1,0 +1,314 @@
+"""The command `phasewise`: each command is a few lines over a function that Python can call too.
+
+Exit codes: 0 done, 1 a run failed, 2 the input is wrong, 130 interrupted. What is wrong is one line
+on stderr. Everything heavy is imported inside the commands, so that ``phasewise --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.version import __version__
+from sim.errors import PhasewiseError, ProfileError, StuckError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Replay a request trace through LLM-serving schedulers and compare their latencies.",
+)
+trace_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at, make and fetch request traces."
+)
+app.add_typer(trace_app, name="trace")
+
+Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every variant; repeatable."),
+]
+Folders = Annotated[list[Path], typer.Argument(help="Results of `phasewise run`, one or more.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RequestClass = Annotated[
+    str | None, typer.Option("--class", help="Only the requests of this class of the trace.")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="phasewise")
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """End with one line on stderr and an exit code instead of a traceback."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except PhasewiseError as error:
+            typer.echo(f"phasewise: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(_exit_code(error)) from None
+        except KeyboardInterrupt:
+            typer.echo("phasewise: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Whoever read our output has left, as `head` does; Python must not flush to it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+
+    return guarded
+
+
+def _exit_code(error: PhasewiseError) -> int:
+    from experiments.run import FailedRunError, InterruptedRunError
+
+    if isinstance(error, InterruptedRunError):
+        return INTERRUPTED
+    return FAILED if isinstance(error, FailedRunError | StuckError | ProfileError) else BAD_INPUT
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"phasewise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+# --- running and checking
+
+
+@app.command()
+@_command
+def run(
+    config: Config,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results. Default: results/NAME.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Variants run at a time. Default: one per CPU.")
+    ] = None,
+    figures: Annotated[
+        str,
+        typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none."),
+    ] = "html",
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the invariants after every step (slow).")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Run every variant of a config; print the table, write results and figures."""
+    from experiments import outcome
+    from experiments.config import load
+
+    plan = load(config, settings or [], {"check": True} if check else None)
+    outcome.run(
+        plan,
+        out or Path("results") / plan.name,
+        processes=jobs or os.cpu_count() or 1,
+        formats=outcome.formats_of(figures),
+        as_json=json,
+    )
+
+
+@app.command(name="check")
+@_command
+def check_config(config: Config, settings: Settings = None, json: AsJson = False) -> None:
+    """Validate a config and print what would run."""
+    from experiments import outcome
+    from experiments.config import load
+
+    outcome.check(load(config, settings or []), as_json=json)
+
+
+@app.command()
+@_command
+def schema() -> None:
+    """Print the JSON Schema of a config, for editors."""
+    import json
+
+    from experiments.json_schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=1))
+
+
+@app.command(name="check-policy")
+@_command
+def check_policy(
+    name: Annotated[str, typer.Argument(help="A shipped policy or router, or module:Class.")],
+    workloads: Annotated[int, typer.Option(min=1, help="Random workloads to check on.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Number of the first workload.")] = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="An option of it; repeatable."),
+    ] = None,
+) -> None:
+    """Check that a policy or router keeps the contract; shrink the first failure."""
+    from experiments.check_policy import check_policy as checked
+    from experiments.config import parse_settings
+
+    options = parse_settings(settings or [])
+    report = checked(name, workloads=workloads, seed=seed, options=options, folder=Path.cwd())
+    typer.echo(str(report))
+    if report.failure is not None:
+        raise typer.Exit(FAILED)
+
+
+# --- results
+
+
+@app.command()
+@_command
+def table(
+    folders: Folders,
+    format: Annotated[
+        str | None, typer.Option(help="markdown, latex or csv. Default: for the terminal.")
+    ] = None,
+    request_class: RequestClass = None,
+) -> None:
+    """Print the comparison of results as a table."""
+    from experiments import outcome
+
+    outcome.table(outcome.read_all(folders), format, request_class)
+
+
+@app.command()
+@_command
+def plot(
+    folders: Folders,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the figures. Default: the first of the results.")
+    ] = None,
+    style: Annotated[str, typer.Option(help="Of the images: paper or slide.")] = "paper",
+    width_mm: Annotated[float | None, typer.Option(help="Width of the images, mm.")] = None,
+    x: Annotated[str, typer.Option(help="Axis of the latencies: log or linear.")] = "log",
+    formats: Annotated[
+        str, typer.Option(help="Comma-separated: html, svg, pdf, png.")
+    ] = "html,svg,pdf,png",
+    request_class: RequestClass = None,
+) -> None:
+    """Draw the figures of results again, also across several runs."""
+    from experiments import outcome
+
+    outcome.plot(
+        outcome.read_all(folders),
+        out or folders[0],
+        style=style,
+        width_mm=width_mm,
+        x_scale=x,
+        formats=outcome.formats_of(formats),
+        request_class=request_class,
+    )
+
+
+# --- names and metrics
+
+
+@app.command(name="list")
+@_command
+def list_names(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="policies, routers, orders, predictors, devices, models, presets, engines, "
+            "configs, formats or traces."
+        ),
+    ],
+    json: AsJson = False,
+) -> None:
+    """List ready-made names."""
+    from experiments import outcome
+
+    outcome.list_names(kind, as_json=json)
+
+
+@app.command()
+@_command
+def metrics(json: AsJson = False) -> None:
+    """Print how each metric is defined."""
+    from experiments import outcome
+
+    outcome.metrics(as_json=json)
+
+
+# --- traces
+
+
+@trace_app.command()
+@_command
+def info(
+    file: Annotated[Path, typer.Argument(help="A trace file, plain or gzip.")],
+    format: Annotated[
+        str | None, typer.Option(help="Default: recognised from the content.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="OURS=THEIRS", help="Name of a column; repeatable."),
+    ] = None,
+) -> None:
+    """Print counts, rate, burstiness, quantiles, and what was odd."""
+    from experiments.outcome import pairs
+    from traces.info import describe, render
+
+    typer.echo(render(describe(file, format, pairs(columns or [], "--column"))))
+
+
+@trace_app.command()
+@_command
+def synth(
+    preset: Annotated[str, typer.Argument(help="Name of a preset.")],
+    requests: Annotated[int, typer.Option("-n", "--requests", min=1, help="Requests to make.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help=".csv or .jsonl, also .gz.")],
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Requests per second. Default: the preset's.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all draws.")] = 0,
+) -> None:
+    """Make a synthetic trace."""
+    from experiments.names import unknown
+    from sim.errors import TraceError
+    from traces.presets import PRESETS, synthesize
+    from traces.write import write
+
+    if preset.replace("_", "-") not in PRESETS:
+        raise TraceError(f"trace synth: {unknown('preset', preset, PRESETS)}")
+    if rate is not None and not rate > 0:
+        raise TraceError(f"trace synth: --rate {rate:g}: expected more than 0")
+    trace = synthesize(preset, requests, rate_per_s=rate, seed=seed)
+    path = write(trace, output)
+    typer.echo(f"{path}: {len(trace):,} requests")
+    for note in trace.notes:
+        typer.echo(note)
+
+
+@trace_app.command()
+@_command
+def fetch(
+    name: Annotated[str, typer.Argument(help="Name of a public trace (`phasewise list traces`).")],
+    out: Annotated[Path, typer.Option(help="Folder to download into.")] = Path(),
+) -> None:
+    """Download a public trace from its publisher."""
+    from traces.fetch import fetch as download
+
+    for fetched in download(name, out):
+        typer.echo(fetched.render())

@@ -1,0 +1,161 @@
+"""Ready-made names: what `phasewise list` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from experiments.names import unknown
+from sim.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name.
+
+    Attributes:
+        name: As written in a config.
+        about: One line.
+        options: Its options with their defaults.
+    """
+
+    name: str
+    about: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def entries(kind: str) -> list[Entry]:
+    """All names of a kind, such as ``policies``.
+
+    Raises:
+        ConfigError: No such kind.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"list: {unknown('kind', kind, KINDS)}")
+    return KINDS[kind]()
+
+
+def _of_classes(registry: Mapping[str, Any]) -> list[Entry]:
+    return [Entry(name, _first_line(cls), _options(cls)) for name, cls in registry.items()]
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _options(cls: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    given = [field for field in dataclasses.fields(cls) if field.init]
+    return {
+        field.name: None if field.default is dataclasses.MISSING else field.default
+        for field in given
+    }
+
+
+def _policies() -> list[Entry]:
+    from policies import POLICIES
+
+    return _of_classes(POLICIES)
+
+
+def _routers() -> list[Entry]:
+    from policies import ROUTERS
+
+    return _of_classes(ROUTERS)
+
+
+def _orders() -> list[Entry]:
+    from policies import ORDERS
+
+    return _of_classes(ORDERS)
+
+
+def _predictors() -> list[Entry]:
+    from policies import PREDICTORS
+
+    return _of_classes(PREDICTORS)
+
+
+def _devices() -> list[Entry]:
+    from sim import specs
+
+    sheets = [specs.load_device(name) for name in specs.device_names()]
+    return [
+        Entry(
+            sheet.name,
+            f"{sheet.title}: {sheet.memory_bytes / 2**30:.0f} GiB, "
+            f"{sheet.memory_bytes_per_s / 1e12:.2f} TB/s, {sheet.bf16_flops / 1e12:.0f} TFLOP/s",
+        )
+        for sheet in sheets
+    ]
+
+
+def _models() -> list[Entry]:
+    from sim import specs
+
+    sheets = [specs.load_model(name) for name in specs.model_names()]
+    return [
+        Entry(
+            sheet.name,
+            f"{sheet.parameters / 1e9:.1f} B parameters, {sheet.layers} layers, "
+            f"{specs.kv_bytes_per_token(sheet) / 1024:.0f} KiB of KV per token",
+        )
+        for sheet in sheets
+    ]
+
+
+def _presets() -> list[Entry]:
+    from traces.presets import PRESETS
+
+    return [Entry(name, f"synthetic: {about}") for name, about in PRESETS.items()]
+
+
+def _formats() -> list[Entry]:
+    from traces import LOADERS
+
+    return [Entry(name, loader.about) for name, loader in LOADERS.items()]
+
+
+def _public_traces() -> list[Entry]:
+    from traces.fetch import TRACES
+
+    return [Entry(name, f"{trace.about} ({trace.licence})") for name, trace in TRACES.items()]
+
+
+def _engines() -> list[Entry]:
+    from experiments.engines import presets
+
+    return [
+        Entry(name, entry["source"], entry["pool"]["policy"]) for name, entry in presets().items()
+    ]
+
+
+def _configs() -> list[Entry]:
+    from experiments import strict_yaml
+    from experiments.config import shipped
+
+    found = {name: strict_yaml.read(path) for name, path in shipped().items()}
+    return [Entry(name, str(config.get("about", "")).strip()) for name, config in found.items()]
+
+
+KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(
+    {
+        "policies": _policies,
+        "routers": _routers,
+        "orders": _orders,
+        "predictors": _predictors,
+        "devices": _devices,
+        "models": _models,
+        "presets": _presets,
+        "engines": _engines,
+        "configs": _configs,
+        "formats": _formats,
+        "traces": _public_traces,
+    }
+)
+"""Kinds of names that can be listed."""

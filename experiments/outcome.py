@@ -1,0 +1,260 @@
+"""What the commands print: the plan of a run, its table and figures, names and definitions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments import bundle, cluster
+from experiments.bundle import Bundle, BundleError
+from experiments.config import Plan
+from experiments.run import FailedRunError, InterruptedRunError, Job, jobs_of, run_jobs
+from experiments.schema import Pool
+from sim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# --- running
+
+
+def run(
+    plan: Plan, out: Path, *, processes: int, formats: Sequence[str], as_json: bool = False
+) -> None:
+    """Run a plan, print its table and write its figures.
+
+    Args:
+        plan: What to run.
+        out: Folder of the results.
+        processes: Variants at a time.
+        formats: Of the figures; none for no figures.
+        as_json: Print summaries as JSON instead of the table.
+
+    Raises:
+        FailedRunError: A variant failed; what finished is written and shown.
+        InterruptedRunError: Ctrl-C; what finished is written and shown.
+    """
+    from experiments.progress import Bars
+
+    _say_all(plan.notes)
+    for experiment in plan.variants:
+        cluster.build(
+            experiment, plan.folder
+        )  # sizes that do not fit are told before anything runs
+    jobs = jobs_of(plan, out)
+    try:
+        with Bars(_console(stderr=True)) as bars:
+            for job in jobs:
+                bars(job)
+            run_jobs(jobs, plan, processes, bars)
+    except InterruptedRunError:
+        _show_finished(plan, jobs, out, formats=(), as_json=as_json)
+        raise
+    _show_finished(plan, jobs, out, formats, as_json)
+    failed = [job for job in jobs if job.state == "failed"]
+    for job in failed[1:]:
+        _say(f"{job.experiment.label}: {job.error}")
+    if failed:
+        raise FailedRunError(f"{failed[0].experiment.label}: {failed[0].error}")
+
+
+def _show_finished(
+    plan: Plan, jobs: Sequence[Job], out: Path, formats: Sequence[str], as_json: bool
+) -> None:
+    done = [bundle.read(job.folder) for job in jobs if job.state in ("finished", "reused")]
+    if not done:
+        return
+    if as_json:
+        _print_json({each.label: each.summary for each in done})
+    else:
+        if plan.about:
+            _console().print(plan.about.strip(), markup=False, highlight=False)
+        table(done)
+        _print_notes(done)
+        _print(f"results: {out}")
+    if formats:
+        plot(done, out, formats=formats)
+
+
+def _print_notes(bundles: Sequence[Bundle]) -> None:
+    """Notes once each, with the variants that they belong to where not all."""
+    owners: dict[str, list[str]] = {}
+    for each in bundles:
+        for note in each.notes:
+            owners.setdefault(note, []).append(each.label)
+    console = _console()
+    for note, labels in owners.items():
+        of = "" if len(labels) == len(bundles) else f"{_few(labels)}: "
+        console.print(f"- {of}{note}", markup=False, highlight=False)
+
+
+def _few(labels: Sequence[str]) -> str:
+    return ", ".join(labels) if len(labels) <= 3 else f"{', '.join(labels[:3])} and others"
+
+
+def check(plan: Plan, *, as_json: bool = False) -> None:
+    """Build everything that a plan would run, and say what that is."""
+    from experiments.workload import build_workload
+
+    rows: list[dict[str, Any]] = []
+    notes: dict[str, None] = dict.fromkeys(plan.notes)
+    for experiment in plan.variants:
+        built = cluster.build(experiment, plan.folder)
+        workload = build_workload(experiment, plan.folder, built.max_model_len)
+        notes.update(dict.fromkeys([*workload.notes, *built.notes]))
+        pools = cluster.pools_of(experiment)
+        rows.append(
+            {
+                "label": experiment.label,
+                "requests": len(workload.trace),
+                "gpus": built.gpus,
+                "pools": [_said(role, pool) for role, pool in pools.items()],
+            }
+        )
+    if as_json:
+        _print_json({"name": plan.name, "variants": rows, "notes": list(notes)})
+        return
+    _print(f"{plan.source}: {len(rows)} variant{'s' if len(rows) > 1 else ''}")
+    for row in rows:
+        size = f"{row['requests']:,} requests, {row['gpus']} GPUs"
+        _print(f"  {row['label']}: {size}; {'; '.join(row['pools'])}")
+    for note in notes:
+        _print(f"- {note}")
+
+
+def _said(role: str, pool: Pool) -> str:
+    gpus = f"{pool.tensor_parallel} {pool.device}"
+    return f"{role}: {pool.replicas} x {gpus}, {pool.policy['name']}, {pool.step_time['model']}"
+
+
+# --- results
+
+
+def read_all(folders: Sequence[Path]) -> list[Bundle]:
+    """The finished bundles of all folders, in order."""
+    found = [path for folder in folders for path in bundle.find(folder)]
+    finished = [path for path in found if bundle.is_finished(path)]
+    for path in found:
+        if path not in finished:
+            _say(f"{path}: not finished, left out")
+    if not finished:
+        raise BundleError(f"{', '.join(map(str, folders))}: no variant is finished")
+    return [bundle.read(path) for path in finished]
+
+
+def table(
+    bundles: Sequence[Bundle], name: str | None = None, request_class: str | None = None
+) -> None:
+    """Print the comparison, for the terminal or in a named format."""
+    from experiments.tables import compare, show, table_text
+
+    comparison = compare(bundles, request_class)
+    if name is None:
+        show(comparison, _console())
+    else:
+        _print(table_text(comparison, name).rstrip("\n"))
+
+
+def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **options: Any) -> None:
+    """Draw all figures and say where they are."""
+    from experiments.figures import plot as draw
+
+    plotted = draw(bundles, out, formats=formats, **options)
+    pages = [path for path in plotted.files if path.suffix != ".csv"]
+    for path in pages[:1]:
+        more = f" and {len(plotted.files) - 1} more files" if len(plotted.files) > 1 else ""
+        _say(f"figures: {path}{more}")
+    for note in plotted.notes:
+        _say(note)
+
+
+def formats_of(text: str) -> tuple[str, ...]:
+    """``html,svg`` as a tuple; ``none`` is empty."""
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    return () if words == ["none"] else tuple(words)
+
+
+def pairs(texts: Sequence[str], option: str) -> dict[str, str] | None:
+    """``ours=theirs`` texts as a mapping, None if there are none."""
+    found = {}
+    for text in texts:
+        ours, equals, theirs = text.partition("=")
+        if not equals or not ours.strip() or not theirs.strip():
+            raise ConfigError(f"{option} {text}: expected ours=theirs, such as prompt_tokens=input")
+        found[ours.strip()] = theirs.strip()
+    return found or None
+
+
+# --- names and metrics
+
+
+def list_names(kind: str, *, as_json: bool = False) -> None:
+    """Print all names of a kind."""
+    from experiments import listing
+
+    entries = listing.entries(kind)
+    if as_json:
+        _print_json({entry.name: dataclasses.asdict(entry) for entry in entries})
+        return
+    width = max((len(entry.name) for entry in entries), default=0)
+    for entry in entries:
+        _print(f"{entry.name:<{width}}  {entry.about}")
+        if entry.options:
+            said = ", ".join(f"{key} [{_word(value)}]" for key, value in entry.options.items())
+            _print(f"{'':<{width}}    {said}")
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):  # of an engine: what depends on the size of the GPU
+        return f"{value['large_gpu']} on large GPUs, else {value['otherwise']}"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def metrics(*, as_json: bool = False) -> None:
+    """Print the dictionary of definitions."""
+    from experiments.verdict import DEFINITION
+    from sim.metrics import METRICS
+
+    if as_json:
+        told = {
+            metric.name_in_files: {"title": metric.title, "definition": metric.definition}
+            for metric in METRICS.values()
+        }
+        _print_json({**told, "verdict": {"title": "Verdict", "definition": DEFINITION}})
+        return
+    for metric in METRICS.values():
+        _print(f"{metric.heading}  [{metric.name_in_files}]")
+        _print(f"    {metric.definition}")
+    _print("Verdict")
+    _print(f"    {DEFINITION}")
+
+
+# --- output
+
+
+def _print(text: str) -> None:
+    """A line on stdout."""
+    print(text)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _say_all(texts: Sequence[str]) -> None:
+    for text in texts:
+        _say(text)
+
+
+def _print_json(values: Mapping[str, Any]) -> None:
+    print(json.dumps(values, indent=1, default=list))
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr)
