@@ -28,6 +28,10 @@ verdict is then right in at least 97 % of seeds at loads 0.5 and 0.8 from 1,000 
 CONFIDENCE = 0.99
 """One-sided, of a positive slope."""
 
+STUDENT_T = 2.896459447709622
+"""Student's t at `CONFIDENCE` with `BATCHES` - 2 degrees of freedom, scipy.stats.t.ppf(0.99, 8).
+Importing scipy for this one number would take longer than many a run."""
+
 QUEUE_TIMES_MEDIAN = 10
 """A queue this many times its median is a backlog."""
 
@@ -150,15 +154,20 @@ def fit_trend(entered: Requests, first_ns: int, last_ns: int) -> Trend | None:
     means = _mean_present(*present, edges)
     early = _mean_present(*present, np.array([first_ns, (first_ns + middle_ns) / 2]))
     middle_s = (edges[:-1] + edges[1:]) / 2 / NS_PER_S
-    from scipy import stats
-
-    fit = stats.linregress(middle_s, means)
-    low = fit.slope - fit.stderr * stats.t.ppf(CONFIDENCE, BATCHES - 2)
+    slope, error = _line(middle_s - middle_s.mean(), means - means.mean())
 
     def line(ns: float) -> float:
-        return float(fit.intercept + fit.slope * ns / NS_PER_S)
+        return float(means.mean() + slope * (ns / NS_PER_S - middle_s.mean()))
 
-    return Trend(float(fit.slope), float(low), line(first_ns), line(last_ns), float(early[0]))
+    low = slope - error * STUDENT_T
+    return Trend(slope, low, line(first_ns), line(last_ns), float(early[0]))
+
+
+def _line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Slope of the least-squares line through centred points, and its standard error."""
+    slope = float(x @ y / (x @ x))
+    residual = y - slope * x
+    return slope, float(np.sqrt(residual @ residual / (len(x) - 2) / (x @ x)))
 
 
 def _or_never(ns: Ints) -> Ints:

@@ -117,3 +117,11 @@ def test_the_trend_is_that_of_the_exact_number_in_system():
     trend = fit_trend(never, 0, int(arrival_ns[-1]))
     assert trend.slope_per_s == pytest.approx(1.0, rel=1e-3)
     assert trend.at_end == pytest.approx(1_000, rel=1e-2)
+
+
+def test_the_constant_is_the_quantile_it_stands_for() -> None:
+    from scipy import stats
+
+    from experiments.verdict import BATCHES, CONFIDENCE, STUDENT_T
+
+    assert stats.t.ppf(CONFIDENCE, BATCHES - 2) == pytest.approx(STUDENT_T, rel=1e-12)
