@@ -126,10 +126,15 @@ def _check_rate(source: Source, trace: Trace, fixed_unit: bool) -> None:
         return
     rate = (n - 1) / (duration_ns / 1e9)
     if rate > _MAX_RATE:
+        hint = (
+            ""
+            if fixed_unit
+            else f": if the times are seconds, not milliseconds, it is {rate / 1000:,.4g}"
+            " (give the unit in the column map)"
+        )
         raise TraceError(
             f"{source.name}: arrival times: {rate:,.0f} requests a second; expected at most"
-            f" {_MAX_RATE:,.0f}: if the times are seconds, not milliseconds, it is"
-            f" {rate / 1000:,.4g} (give the unit in the column map)"
+            f" {_MAX_RATE:,.0f}{hint}"
         )
     if fixed_unit:
         return

@@ -28,8 +28,7 @@ Parse = Callable[[object], int]
 
 _PLAIN_COUNT = r"^[0-9]{1,9}$"
 _DECIMAL_PLACES = 18
-"""Places read at once; with 20 digits before the point they fill decimal128."""
-_PLAIN_DECIMAL = rf"^[0-9]{{1,10}}(\.[0-9]{{1,{_DECIMAL_PLACES}}})?$"
+"""Places read at once; decimal128 has room for 20 digits before the point."""
 _STAMP = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?"
 _NAIVE_STAMP = _STAMP + "$"
 _ZONED_STAMP = _STAMP + r"(Z|[+-]\d\d(:?\d\d)?)$"
@@ -309,7 +308,7 @@ def read_json_lines(source: Source) -> tuple[list[dict[str, Any]], list[int]]:
     Raises:
         TraceError: A line that is not one JSON object, with file and line.
     """
-    decode = json.JSONDecoder(parse_float=Decimal).decode
+    decode = json.JSONDecoder(parse_float=Decimal, object_pairs_hook=_unique).decode
     objects: list[dict[str, Any]] = []
     lines: list[int] = []
     for line, text in enumerate(source.data.decode().split("\n"), start=1):
@@ -317,7 +316,7 @@ def read_json_lines(source: Source) -> tuple[list[dict[str, Any]], list[int]]:
             continue
         try:
             value = decode(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             cut = line > source.data.count(b"\n")
             raise TraceError(
                 f"{source.name}:{line}: not JSON ({error});"
@@ -399,10 +398,18 @@ def _is_blank(value: object) -> bool:
 
 def _object(text: str | bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(text, parse_float=Decimal)
-    except (json.JSONDecodeError, RecursionError):
+        value = json.loads(text, parse_float=Decimal, object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ; of two values for one key neither is right."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("one key twice in one object")
+    return fields
 
 
 def _split_ids(value: Any) -> Any:
@@ -447,11 +454,13 @@ def _plain_decimals(text: pa.Array, exponent: int) -> tuple[Ints, npt.NDArray[np
     import pyarrow.compute as pc
 
     numbers = np.zeros(len(text), dtype=np.int64)
-    plain = _matching(text, _PLAIN_DECIMAL)
+    # As many digits as fit 64 bits once scaled; what overflows shows as negative below.
+    digits = 19 - exponent
+    plain = _matching(text, rf"^[0-9]{{1,{digits}}}(\.[0-9]{{1,{_DECIMAL_PLACES}}})?$")
     exact = pc.cast(_masked(text, plain), pa.decimal128(38, _DECIMAL_PLACES))
     rounded = pc.round(exact, ndigits=exponent, round_mode="half_to_even")
     fixed = pc.cast(rounded, pa.decimal128(38, exponent))
-    # Two 64-bit halves a value, the low one first; ten digits and nine places fit the low one.
+    # Two 64-bit halves a value, the low one first, which holds all of it.
     halves = np.frombuffer(fixed.buffers()[1], dtype=np.int64) if len(fixed) else numbers[:0]
     numbers[plain] = halves[2 * fixed.offset :: 2][: len(fixed)]
     odd = ~plain | (numbers < 0) | (numbers > values.MAX_TIME_NS)

@@ -254,7 +254,7 @@ def test_json_key_missing_in_one_row_is_refused(tmp_path: Path) -> None:
     assert "t.jsonl:2: output_tokens: None" in refusal(tmp_path, rows, "t.jsonl")
 
 
-@pytest.mark.parametrize("line", ["{", "nonsense", '{"a": 1} x', "3"])
+@pytest.mark.parametrize("line", ["{", "nonsense", '{"a": 1, "a": 2}', '{"a": 1} x', "3"])
 def test_json_line_that_is_no_object_is_refused(tmp_path: Path, line: str) -> None:
     rows = '{"prompt_tokens": 1, "output_tokens": 1}\n' + line + "\n"
 
@@ -347,6 +347,15 @@ def test_unix_times_count_from_the_first_row(tmp_path: Path) -> None:
 
     assert trace.arrival_ns.tolist() == [0, 1_250_000_000]
     assert any("count from 1970" in note for note in trace.notes)
+
+
+def test_unix_milliseconds_are_plain_times(tmp_path: Path) -> None:
+    text = "arrival_ms,prompt_tokens,output_tokens\n1700000000000,1,1\n1700000000500.5,1,1\n"
+
+    trace = load(tmp_path, text)
+
+    assert trace.arrival_ns.tolist() == [0, 500_500_000]
+    assert not any("plainly" in note for note in trace.notes)
 
 
 def test_unsorted_rows_are_sorted_stably_and_noted(tmp_path: Path) -> None:
