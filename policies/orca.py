@@ -51,13 +51,14 @@ class Orca(Policy):
         """All decodes, then whole prompts in order while there are seats and memory."""
         batch = ScheduledBatch(repeat=UNTIL_CHANGE)
         state.decode_all(batch)
+        first_come = state.order.first_come
         while state.waiting:
             request = state.waiting.head
             if len(state.running) >= self.max_batch_size:
-                batch.cause = Cause.NO_SEAT
+                batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 break
             if not state.kv.allocate(request, self._reserved_tokens(request, state.max_model_len)):
-                batch.cause = Cause.NO_BLOCKS
+                batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 break
             state.admit(request)
             batch.tokens[request] = request.remaining_tokens

@@ -70,17 +70,18 @@ class PrefillFirst(Policy):
     def _prefills(self, state: ReplicaState, batch: ScheduledBatch) -> None:
         waiting, left = state.waiting, self._budget(state.max_model_len)
         watermark = self.watermark_blocks(state.kv.total_blocks)
+        first_come = state.order.first_come
         while waiting:
             if len(state.running) >= self.max_num_seqs:
-                batch.cause = Cause.NO_SEAT
+                batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return
             request = waiting.head
             tokens = request.known_tokens
             if tokens > left:
-                batch.cause = Cause.NO_BUDGET
+                batch.refuse(Cause.NO_BUDGET, first_come=first_come)
                 return
             if not state.kv.allocate(request, tokens, keep_free=watermark):
-                batch.cause = Cause.NO_BLOCKS
+                batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 return
             state.admit(request)
             batch.tokens[request] = tokens

@@ -63,17 +63,18 @@ class Sarathi(Policy):
 
     def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> None:
         waiting, watermark = state.waiting, self.watermark_blocks(state.kv.total_blocks)
+        first_come = state.order.first_come
         while waiting:
             if not left:
-                batch.cause = Cause.NO_BUDGET
+                batch.refuse(Cause.NO_BUDGET, first_come=first_come)
                 return
             if len(state.running) >= self.max_num_seqs:
-                batch.cause = Cause.NO_SEAT
+                batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return
             request = waiting.head
             whole = request.known_tokens
             if not state.kv.allocate(request, whole, keep_free=watermark):
-                batch.cause = Cause.NO_BLOCKS
+                batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 return
             state.admit(request)
             batch.tokens[request] = tokens = min(whole, left)

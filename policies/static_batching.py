@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from sim.batch import UNTIL_CHANGE, Cause, Padding, ScheduledBatch
@@ -69,6 +70,7 @@ class StaticBatching(Policy):
         elif state.waiting:
             batch.cause = Cause.BATCH_RUNNING
         if self._rows:
+            batch.deaf = True
             for request in state.prefilling:
                 batch.tokens[request] = request.remaining_tokens
             if not batch.tokens:
@@ -84,7 +86,9 @@ class StaticBatching(Policy):
         return rows
 
     def _form(self, state: ReplicaState, batch: ScheduledBatch) -> None:
-        queue = list(state.loaded if state.role == "decode" else state.waiting)
+        queue = list(
+            islice(state.loaded if state.role == "decode" else state.waiting, self.batch_size)
+        )
         if not queue:
             return
         timeout_ns = round(self.batch_timeout_s * 1e9)
@@ -93,7 +97,7 @@ class StaticBatching(Policy):
             if state.now_ns < fires:
                 state.wake_at_ns, batch.cause = fires, Cause.BATCH_FORMING
                 return
-        rows, slot_tokens = self._fitting(queue[: self.batch_size], state.kv)
+        rows, slot_tokens = self._fitting(queue, state.kv)
         if not rows:
             batch.cause = Cause.NO_BLOCKS
         for request in rows:

@@ -123,12 +123,13 @@ class TokenBudget(Policy):
 
     def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> None:
         waiting, kv = state.waiting, state.kv
+        first_come = state.order.first_come
         while waiting:
             if left <= 0:
-                batch.cause = Cause.NO_BUDGET
+                batch.refuse(Cause.NO_BUDGET, first_come=first_come)
                 return
             if len(state.running) >= self.max_num_seqs:
-                batch.cause = Cause.NO_SEAT
+                batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return
             request = waiting.head
             tokens = self._chunk(request, 0, left)
@@ -136,7 +137,7 @@ class TokenBudget(Policy):
             if self.reserve_full_prompt:
                 keep += kv.blocks_for(request.known_tokens) - kv.blocks_for(tokens)
             if not kv.allocate(request, tokens, keep_free=keep):
-                batch.cause = Cause.NO_BLOCKS
+                batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 return
             state.admit(request)
             batch.tokens[request] = tokens

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 from sim.request import Request
+from sim.step_time import StepWork
 
 
 class Cause(IntEnum):
@@ -26,7 +28,7 @@ UNTIL_CHANGE: Final = 1 << 60
 """`ScheduledBatch.repeat`: the decision holds until something reaches or leaves the replica."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Padding:
     """Work that an iteration does beyond its real tokens (rule 14 of the static policy).
 
@@ -41,6 +43,16 @@ class Padding:
     prefill_tokens: int | None = None
     idle_rows: int = 0
     context_tokens: int = 0
+
+    def work(self, chunks: Sequence[tuple[int, int]], decodes: int, context: int) -> StepWork:
+        """What an iteration with these real pieces computes, padding included."""
+        return StepWork(
+            self.chunks or chunks,
+            decodes + self.idle_rows,
+            context + self.context_tokens,
+            prefill_tokens=self.prefill_tokens,
+            attending_rows=decodes,
+        )
 
 
 class ScheduledBatch:
@@ -58,12 +70,14 @@ class ScheduledBatch:
         in_running_order: Requests that end in this iteration leave in order of `running`, not
             decodes before chunks.
         cause: Why the first waiting request was not admitted.
+        deaf: A request that joins the waiting queue cannot change this decision while it holds.
         padding: Work beyond the real tokens, or None.
     """
 
     __slots__ = (
         "all_decodes",
         "cause",
+        "deaf",
         "in_running_order",
         "padding",
         "repeat",
@@ -78,7 +92,17 @@ class ScheduledBatch:
         self.spare_blocks = spare_blocks
         self.in_running_order = False
         self.cause: int = Cause.NONE
+        self.deaf = False
         self.padding: Padding | None = None
+
+    def refuse(self, cause: Cause, *, first_come: bool) -> None:
+        """Nobody waiting is admitted (any more) in this pass.
+
+        Whoever joins a first-come queue stands behind the one refused, and without a seat it does
+        not matter who comes: such a decision is deaf to arrivals.
+        """
+        self.cause = cause
+        self.deaf = first_come or cause == Cause.NO_SEAT
 
     @property
     def num_tokens(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
 
@@ -13,13 +13,12 @@ import numpy as np
 from simpy import Environment
 from simpy.events import Event
 
-from sim.clock import Instant, Phase
+from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
 from sim.records import (
     FINISHED,
     HANDED_OVER,
-    JOINED,
     LOADED,
     QUEUED,
     REJECTED,
@@ -29,7 +28,10 @@ from sim.records import (
     ReplicaInfo,
 )
 from sim.replica import Replica, ReplicaSpec
-from sim.request import ANONYMOUS, Arrival, Identity, Request
+from sim.request import Arrival, Identity, Request
+
+_PLAIN = Arrival(0, 1, 1, 1)[5:]
+"""What follows the index of an arrival that has nothing beside lengths."""
 
 
 class Predictor(Protocol):
@@ -161,7 +163,9 @@ class Pool:
         views: Sequence[ReplicaView] = able
         chosen = self.router.pick(request, views)
         if not isinstance(chosen, Replica):
-            raise ConfigError(f"router {type(self.router).__name__} returned {chosen!r}, not a replica")
+            raise ConfigError(
+                f"router {type(self.router).__name__} returned {chosen!r}, not a replica"
+            )
         return chosen
 
 
@@ -210,7 +214,9 @@ class LiveCluster:
         self._again = again
         role = "both" if spec.decode is None else "prefill"
         self.entry = self._build(spec.entry, role, "router", withholds_first_token=again)
-        self.decode = None if spec.decode is None else self._build(spec.decode, "decode", "decode_router")
+        self.decode = (
+            None if spec.decode is None else self._build(spec.decode, "decode", "decode_router")
+        )
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
@@ -238,40 +244,47 @@ class LiveCluster:
 
     def arrive(self, arrival: Arrival) -> None:
         """Phase (3): reject, or route and let the request join a queue."""
-        now = self.env.now
         life = Lifetime(arrival, self.arrived)
         self.arrived += 1
-        p, m, o = arrival.prompt_tokens, arrival.max_tokens, arrival.output_tokens
-        reason = "empty" if p < 1 or o < 1 else self._refusal(life)
+        o = arrival.output_tokens
+        reason: str | None = "empty"
+        if arrival.prompt_tokens >= 1 and o >= 1:
+            if o > arrival.max_tokens:
+                raise ConfigError(
+                    f"request {arrival.index}: output_tokens {o} is over its max_tokens "
+                    f"{arrival.max_tokens}; cut it first"
+                )
+            request = self._request(life, at_entry=True)
+            reason = self._refusal(life, request)
         if reason is not None:
-            self._end(life, REJECTED, reason, now)
+            self._end(life, REJECTED, reason, now_ns(self.env))
             return
-        if not 1 <= o <= m:
-            raise ConfigError(f"request {arrival.index}: output_tokens {o} over max_tokens {m}")
         if self.predictor is not None:
-            life.predicted_tokens = self.predictor.predict(arrival)
-        request = self._request(life, at_entry=True)
+            self._predict(life, request)
         replica = self.entry.route(request)
         life.replica = replica.place
         self.live[arrival.index] = life
         replica.place_request(request, life, 1 if self.decode else o)
-        replica.state.waiting.append(request)
         self._event(life, QUEUED, replica)
-        replica.notify()
+        replica.enqueue(request)
 
-    def _refusal(self, life: Lifetime) -> str | None:
+    def _refusal(self, life: Lifetime, request: Request) -> str | None:
         """Why no replica can run the request, in the order of rule 36, or None."""
-        arrival = life.arrival
-        p, m = arrival.prompt_tokens, arrival.max_tokens
-        if self.decode is None:
-            return self.entry.refusal(self._probe(self.entry, p, m, arrival.output_tokens))
-        reason = self.entry.refusal(self._probe(self.entry, p, 1, 1))
-        if reason is None and (m > 1 or self._again):
-            reason = self.decode.refusal(self._probe(self.decode, p, m, arrival.output_tokens))
+        reason = self.entry.refusal(request)
+        if reason is None and self.decode is not None:
+            arrival = life.arrival
+            if arrival.max_tokens > 1 or self._again:
+                o = arrival.output_tokens if self.decode.clairvoyant else None
+                probe = Request(-1, arrival.prompt_tokens, arrival.max_tokens, oracle_tokens=o)
+                reason = self.decode.refusal(probe)
         return reason
 
-    def _probe(self, pool: Pool, p: int, m: int, o: int) -> Request:
-        return Request(-1, p, m, oracle_tokens=o if pool.clairvoyant else None)
+    def _predict(self, life: Lifetime, request: Request) -> None:
+        """Guess the output length; on a prefill replica it is one token (rule 90)."""
+        assert self.predictor is not None
+        guess = self.predictor.predict(life.arrival)
+        life.predicted_tokens = guess
+        request.predicted_tokens = guess if self.decode is None else 1
 
     def _request(self, life: Lifetime, *, at_entry: bool) -> Request:
         """The request as the policies of one pool see it."""
@@ -279,23 +292,26 @@ class LiveCluster:
         pool = self.entry if at_entry else self.decode
         assert pool is not None
         first_only = at_entry and self.decode is not None  # rule 29
-        deadline = arrival.deadline_ns
-        return Request(
+        request = Request(
             arrival.index,
             arrival.prompt_tokens,
             1 if first_only else arrival.max_tokens,
-            order=life.order,
-            joined_ns=self.env.now,
-            priority=arrival.priority,
-            deadline_ns=None if deadline is None else arrival.arrival_ns + deadline,
-            predicted_tokens=1 if first_only and life.predicted_tokens else life.predicted_tokens,
-            oracle_tokens=(1 if first_only else arrival.output_tokens) if pool.clairvoyant else None,
-            identity=_identity(arrival),
+            life.order,
+            now_ns(self.env),
         )
+        request.predicted_tokens = life.predicted_tokens
+        if pool.clairvoyant:
+            request.oracle_tokens = 1 if first_only else arrival.output_tokens
+        if arrival[5:] != _PLAIN:
+            request.priority = arrival.priority
+            if arrival.deadline_ns is not None:
+                request.deadline_ns = arrival.arrival_ns + arrival.deadline_ns
+            request.identity = _identity(arrival)
+        return request
 
     # --- ends
 
-    def finished(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
+    def finished(self, life: Lifetime, now_ns: int) -> None:
         """The client has all tokens of the request."""
         self._end(life, FINISHED, "", now_ns)
 
@@ -354,7 +370,7 @@ class LiveCluster:
         transfer_spec = self.spec.transfer
         assert transfer_spec is not None
         source = pull.source
-        now = self.env.now
+        now = now_ns(self.env)
         size = pull.source_blocks * source.kv.block_tokens * source.spec.kv_bytes_per_token
         end = Instant(self.env, now + transfer_spec.duration_ns(size), Phase.TRANSFER_END)
         transfer = Transfer(
@@ -366,7 +382,12 @@ class LiveCluster:
 
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
-        request, source, target, now = transfer.request, transfer.source, transfer.target, self.env.now
+        request, source, target, now = (
+            transfer.request,
+            transfer.source,
+            transfer.target,
+            now_ns(self.env),
+        )
         self.transfers_under_way -= 1
         source.sync()
         source.kv.free_blocks += transfer.source_blocks
@@ -391,7 +412,7 @@ class LiveCluster:
 
     def _event(self, life: Lifetime, code: int, replica: Replica) -> None:
         if self._recorder.record.steps:
-            self._recorder.event(life.arrival.index, code, self.env.now, replica.place)
+            self._recorder.event(life.arrival.index, code, now_ns(self.env), replica.place)
 
     def info(self) -> list[ReplicaInfo]:
         """The replicas as they are now."""
@@ -416,7 +437,7 @@ class LiveCluster:
 
 
 def _identity(arrival: Arrival) -> Identity:
-    identity = Identity(
+    return Identity(
         arrival.session,
         arrival.turn,
         arrival.request_class,
@@ -424,7 +445,6 @@ def _identity(arrival: Arrival) -> Identity:
         arrival.block_ids,
         arrival.block_ids_tokens,
     )
-    return ANONYMOUS if identity == ANONYMOUS else identity
 
 
 @dataclass

@@ -26,9 +26,20 @@ class DecodeGroup:
         size: Members.
         ends_ns: End of each tick, ns; tick ``t`` (from 0) ends at ``ends_ns[t]``.
         taken: The blocks of the next tick have been taken from the pool.
+        late: Members that own blocks for more than the next tick, by the clock at which that ends.
     """
 
-    __slots__ = ("_late", "_late_seq", "_needs", "_sum", "block_tokens", "clock", "ends_ns", "size", "taken")
+    __slots__ = (
+        "_late_seq",
+        "_needs",
+        "_sum",
+        "block_tokens",
+        "clock",
+        "ends_ns",
+        "late",
+        "size",
+        "taken",
+    )
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -40,8 +51,7 @@ class DecodeGroup:
         # A member needs a block in the tick that starts with computed % block_tokens == 0. As computed
         # minus clock is constant, members are counted by that difference modulo the block size.
         self._needs = [0] * block_tokens
-        # Members that own blocks beyond their computed tokens: (clock from which they are counted, ...).
-        self._late: list[tuple[int, int, Request]] = []
+        self.late: list[tuple[int, int, Request]] = []
         self._late_seq = 0
 
     # --- membership
@@ -89,7 +99,7 @@ class DecodeGroup:
             # Its spare blocks last until the tick that would start with none left.
             request.grows = _LATE
             self._late_seq += 1
-            heapq.heappush(self._late, (clock + room, self._late_seq, request))
+            heapq.heappush(self.late, (clock + room, self._late_seq, request))
 
     def held(self, request: Request) -> int:
         """Blocks a member holds now, those of a tick already taken included."""
@@ -136,22 +146,26 @@ class DecodeGroup:
                 return ticks
             ticks += 1
 
-    def steady_ticks(self) -> int | None:
-        """Ticks until a member with spare blocks starts to need some; None if there is none."""
-        late = self._late
+    def steady_ticks(self, most: int) -> int:
+        """Ticks, at most `most`, until a member with spare blocks starts to need some."""
+        late = self.late
         while late:
             clock, _, request = late[0]
             if request.group is self and request.grows == _LATE and clock > self.clock:
-                return clock - self.clock
+                return min(most, clock - self.clock)
             heapq.heappop(late)
-        return None
+        return most
 
     def advance(self, ends_ns: list[int]) -> None:
         """Complete one tick for each end."""
-        self.clock += len(ends_ns)
-        self.ends_ns.extend(ends_ns)
+        if len(ends_ns) == 1:
+            self.clock += 1
+            self.ends_ns.append(ends_ns[0])
+        else:
+            self.clock += len(ends_ns)
+            self.ends_ns.extend(ends_ns)
         self.taken = False
-        late = self._late
+        late = self.late
         while late and late[0][0] <= self.clock:
             _, _, request = heapq.heappop(late)
             if request.group is self and request.grows == _LATE:

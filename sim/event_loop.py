@@ -113,9 +113,7 @@ def _feed(
             progress(now, live.ended)
 
 
-def _sample(
-    env: Environment, live: LiveCluster, recorder: Recorder
-) -> Generator[Event, Any, None]:
+def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generator[Event, Any, None]:
     """Note queue, running and KV of each replica on a fixed grid, after all phases of an instant."""
     record = recorder.record
     step = max(1, record.series_span_ns // record.series_points)

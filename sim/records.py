@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ import numpy.typing as npt
 from sim.batch import Cause
 from sim.request import NEVER, Arrival, Ints, Request
 from sim.step_time import StepTimeOrigin
+
+if TYPE_CHECKING:
+    from sim.flight import Flight
 
 STATES = ("finished", "rejected", "cancelled", "failed", "unfinished")
 FINISHED, REJECTED, CANCELLED, FAILED, UNFINISHED = range(5)
@@ -30,7 +33,9 @@ EVENTS = (
     "joined",
     "ended",
 )
-(QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, JOINED, ENDED) = range(9)
+(QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, JOINED, ENDED) = (
+    range(9)
+)
 
 REQUEST_COLUMNS = (
     "index",
@@ -95,6 +100,13 @@ class Lifetime:
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
         self.first_token_ns = self.last_token_ns = NEVER
         self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
+
+    def deliver(self, tokens: int, now_ns: int) -> None:
+        """The client gets tokens, the last of them now."""
+        self.delivered += tokens
+        self.last_token_ns = now_ns
+        if self.first_token_ns == NEVER:
+            self.first_token_ns = now_ns
 
 
 class Decision(NamedTuple):
@@ -189,6 +201,24 @@ class Recorder:
     def token(self, index: int, now_ns: int, tokens: int = 1) -> None:
         """Tokens of a request that came at one instant."""
         self.spans.extend((index, -1, now_ns, tokens))
+
+    def step(self, replica: int, flight: Flight, n: int, used: int, waiting: int) -> None:
+        """A run of `n` iterations is over."""
+        self.step_rows += 1
+        self.steps.extend(
+            (
+                replica,
+                flight.start_ns,
+                flight.ends_ns[n - 1],
+                n,
+                flight.prefill_tokens,
+                flight.decodes,
+                flight.work.context_tokens,
+                used,
+                waiting,
+                int(flight.batch.cause),
+            )
+        )
 
     def event(self, index: int, code: int, now_ns: int, replica: int) -> None:
         """A change of a request's state; refers to the last row of the step log."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
@@ -20,8 +20,9 @@ from simpy import Environment
 from simpy.events import Event
 
 from sim.batch import ScheduledBatch
-from sim.clock import Doorbell, Instant, Phase
+from sim.clock import Doorbell, Instant, Phase, now_ns
 from sim.errors import StuckError
+from sim.flight import DecisionNotes, Flight
 from sim.kvcache import BlockPool
 from sim.policy import Policy, ReplicaState
 from sim.queue import FirstCome, QueueOrder
@@ -29,6 +30,7 @@ from sim.records import ADMITTED, PREEMPTED, PREFILLED, Decision, Lifetime, Reco
 from sim.request import NEVER, Request
 from sim.step_time import StepTimeModel, StepWork
 
+# Iterations computed ahead: doubled while runs are not cut, so that little is computed in vain.
 _FIRST_RUN = 32
 _LONGEST_RUN = 4096
 _PATIENCE = 1000
@@ -66,57 +68,13 @@ class Surroundings(Protocol):
         """Start the transfers for which the replica has room now (decode role)."""
         ...
 
-    def finished(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
-        """The request has emitted all its tokens."""
+    def finished(self, life: Lifetime, now_ns: int) -> None:
+        """The client has all tokens of the request."""
         ...
 
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """The request has emitted all it emits here and moves to the decode pool."""
         ...
-
-    def may_help(self, replica: Replica) -> bool:
-        """Whether its memory may come back through others: a transfer, or their work."""
-        ...
-
-
-class Flight:
-    """A batch under way.
-
-    Attributes:
-        batch: The decision.
-        chunks: Prefill pieces (request, tokens).
-        ticks: Whether the decode group takes part.
-        start_ns: When it began.
-        ends_ns: End of each iteration; cut short when something reaches the replica.
-        applied: Iterations whose effect has been applied.
-    """
-
-    __slots__ = (
-        "applied",
-        "batch",
-        "chunks",
-        "context_tokens",
-        "decodes",
-        "ends_ns",
-        "free_after",
-        "members",
-        "preempted",
-        "prefill_tokens",
-        "start_ns",
-        "ticks",
-    )
-
-    def __init__(self, batch: ScheduledBatch, start_ns: int, ends_ns: list[int]) -> None:
-        self.batch = batch
-        self.start_ns = start_ns
-        self.ends_ns = ends_ns
-        self.applied = 0
-        self.chunks: list[tuple[Request, int]] = []
-        self.ticks = False
-        self.prefill_tokens = self.decodes = self.context_tokens = 0
-        self.members: list[int] = []
-        self.free_after: list[int] = []
-        self.preempted: list[int] = []
 
 
 class Replica:
@@ -129,6 +87,7 @@ class Replica:
         outstanding: Requests placed here that have not ended or been handed over.
         in_flight: Batches under way, oldest first (one at most, without a pipeline).
         lives: The truth about each request that is here.
+        held_for_transfer: Blocks of requests that have left and whose KV is not yet fetched.
     """
 
     def __init__(
@@ -161,23 +120,27 @@ class Replica:
             on_join=self._joined_group,
         )
         self.lives: dict[Request, Lifetime] = {}
-        self.held_for_transfer = 0
-        self.outstanding = 0
+        self.held_for_transfer = self.outstanding = 0
         self.in_flight: list[Flight] = []
         self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
         self._surroundings = surroundings
         self._recorder = recorder
+        self._keeps_steps = recorder.record.steps
+        self._keeps_decisions = recorder.record.decisions
         self._fast_forward = fast_forward
         self._check = check
+        self._late = self.policy.deliver_at_batch_end
         self._withholds = withholds_first_token
+        # (tick, sequence, life): when a member of the decode group emits its last token here.
         self._finish: list[tuple[int, int, Lifetime]] = []
         self._finish_seq = 0
         self._longest_run = _FIRST_RUN
         self._turn = Phase.SCHEDULE + place
         self._step_end = Phase.STEP_END + place
-        self._wake: Instant | None = None
-        self._bell: Doorbell | None = None
-        self._timer_ns: int | None = None
+        self._bell = Doorbell(env)
+        self._wake = Instant(env, 0, Phase.STEP_END)
+        self._idle = False
+        self._timer_ns = NEVER
         self._barren_steps = 0
         self.process = env.process(self._run())
 
@@ -186,7 +149,7 @@ class Replica:
     @property
     def as_of_ns(self) -> int:
         """The present: the numbers here are exact."""
-        return int(self.env.now)
+        return now_ns(self.env)
 
     @property
     def outstanding_tokens(self) -> int:
@@ -202,11 +165,17 @@ class Replica:
         self.lives[request] = life
         self.outstanding += 1
 
+    def enqueue(self, request: Request) -> None:
+        """A request joins the waiting queue."""
+        self.state.waiting.append(request)
+        if not (self.in_flight and self.in_flight[-1].batch.deaf):
+            self.notify()
+
     def notify(self) -> None:
         """Something reached the replica: it schedules at the next boundary, or now if idle."""
         if self.in_flight:
             self._cut()
-        elif self._bell is not None:
+        elif self._idle:
             self._bell.ring(self._turn)
 
     def sync(self) -> None:
@@ -221,7 +190,8 @@ class Replica:
     def void(self) -> None:
         """Lose the iteration in flight: those that are over stand, the rest never happened.
 
-        The requests of the lost iteration stay as they were when it began; the replica schedules anew.
+        The requests of the lost iteration stay as they were when it began; the replica schedules
+        anew in this instant.
         """
         if not self.in_flight:
             return
@@ -231,42 +201,44 @@ class Replica:
         self._advance(flight, flight.applied)
         if flight.applied:
             self._count(flight, flight.applied)
-        if self._wake is not None:
-            self._wake = self._wake.replace(int(self.env.now), self._turn)
+        self._wake = self._wake.replace(now_ns(self.env), self._turn)
 
     # --- the iteration loop
 
     def _run(self) -> Generator[Event, Any, None]:
         env = self.env
         while True:
+            self._idle = True
             self._bell = Doorbell(env)
             yield self._bell
-            self._bell = None
+            self._idle = False
             while self._pass():
-                assert self._wake is not None
                 yield self._wake
-                if self.in_flight:  # else it was cut at this very instant, or voided
+                if self.in_flight:  # else the run was cut at this very instant, or voided
                     self._complete()
-                    if env.peek() <= env.now:
-                        yield Instant(env, env.now, self._turn)
+                    if env.peek() <= env.now:  # other phases of this instant come first
+                        self._wake = Instant(env, now_ns(env), self._turn)
+                        yield self._wake
 
     def _pass(self) -> bool:
         """One scheduling pass, repeated while it only preempts (rule 2). True if a step started."""
         state, policy = self.state, self.policy
-        now = state.now_ns = int(self.env.now)
+        now: int = self.env.now  # type: ignore[assignment]
+        state.now_ns = now
         state.wake_at_ns = None
         while True:
             state.preempted = []
             state.admitted = []
-            if policy.joins_loaded and state.loaded:
+            if state.loaded and policy.joins_loaded:
                 state.join_loaded(policy.seats)
             batch = policy.schedule(state)
-            if batch.all_decodes or batch.tokens or not state.preempted:
+            runs = batch.all_decodes or bool(batch.tokens)
+            if runs or not state.preempted:
                 break
             self._repeated_pass(now)
         if state.admitted:
             self._admitted(now)
-        flight = self._prepare(batch, now) if batch.all_decodes or batch.tokens else None
+        flight = self._board(batch, now) if runs else None
         if self.role == "decode" and not state.waiting:
             self._surroundings.pull(self)
         if state.wake_at_ns is not None:
@@ -274,28 +246,36 @@ class Replica:
         if flight is None:
             return False
         self._launch(flight)
-        if self._check:
-            self.verify()
         return True
 
-    def _prepare(self, batch: ScheduledBatch, now: int) -> Flight:
-        """Bring the decode group in line with the batch and take the blocks of its first tick."""
-        flight = Flight(batch, now, [])
-        flight.ticks = batch.all_decodes
+    def _board(self, batch: ScheduledBatch, now: int) -> Flight:
+        """Bring the decode group in line with the batch, and add up what it computes."""
+        group, ticks = self.state.group, batch.all_decodes
+        chunks: list[tuple[Request, int]] = []
+        pieces: list[tuple[int, int]] = []
+        prefill_tokens = 0
         if batch.tokens:
-            if not batch.all_decodes and self.state.num_decoding:
-                self._select_decodes(batch, flight)
-            flight.chunks = [item for item in batch.tokens.items() if item[0].prefilling]
-            if self._check:
-                self._verify_chunks(flight)
-        return flight
+            if not ticks and self.state.num_decoding:
+                ticks = self._select_decodes(batch)
+            for item in batch.tokens.items():
+                request, tokens = item
+                if request.computed_then < request.target_tokens:
+                    chunks.append(item)
+                    pieces.append((tokens, request.computed_then))
+                    prefill_tokens += tokens
+        decodes, context = (group.size, group.context_tokens) if ticks else (0, 0)
+        if batch.padding is None:
+            work = StepWork(pieces, decodes, context)
+        else:
+            work = batch.padding.work(pieces, decodes, context)
+        return Flight(batch, now, chunks, decodes, work, prefill_tokens)
 
-    def _select_decodes(self, batch: ScheduledBatch, flight: Flight) -> None:
-        """Let just the decodes that the batch lists take part in the next tick."""
+    def _select_decodes(self, batch: ScheduledBatch) -> bool:
+        """Let just the decodes that the batch lists take part in the next tick; False if none."""
         state, tokens = self.state, batch.tokens
         listed = [request for request in tokens if request.decoding]
         if not listed:
-            return
+            return False
         if len(listed) < state.num_decoding:
             for request in state.running:
                 if request.group is not None and request not in tokens:
@@ -303,56 +283,39 @@ class Replica:
                     state.paused[request] = None
         for request in listed:
             if request.group is None:
-                state.paused.pop(request, None)
+                del state.paused[request]
                 state.join_group(request)
         if not self.kv.decode_all(state.group):
-            raise AssertionError(f"{self.policy} scheduled decodes without allocating their blocks")
-        flight.ticks = True
+            name = type(self.policy).__name__
+            raise AssertionError(f"{name} scheduled decodes without allocating their blocks")
+        return True
 
     def _launch(self, flight: Flight) -> None:
         """Ask the step-time model how long the flight takes and go to sleep."""
-        state, batch = self.state, flight.batch
-        work = self._work(flight)
-        flight.prefill_tokens = sum(tokens for _, tokens in flight.chunks)
-        flight.context_tokens = work.context_tokens
-        flight.decodes = state.group.size if flight.ticks else 0
+        batch, model = flight.batch, self.spec.step_time
         n = 1
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
-        repeatable = batch.repeat > 1 and not flight.chunks and not state.preempted
-        if self._fast_forward and repeatable:
+        if (
+            batch.repeat > 1
+            and self._fast_forward
+            and not flight.chunks
+            and not self.state.preempted
+        ):
             n = self._steady_iterations(batch)
-        model = self.spec.step_time
         if n == 1:
-            flight.ends_ns = [flight.start_ns + model.step_ns(work, self.iterations)]
+            ends = [flight.start_ns + model.step_ns(flight.work, self.iterations)]
         else:
-            steps = model.steps_ns(work, n, self.iterations)
-            lengths = steps.tolist() if isinstance(steps, np.ndarray) else steps
+            steps = model.steps_ns(flight.work, n, self.iterations)
+            lengths = steps if isinstance(steps, list) else np.asarray(steps).tolist()
             ends = list(accumulate(lengths, initial=flight.start_ns))
             del ends[0]
-            flight.ends_ns = ends
-        if self._recorder.record.decisions:
-            self._remember_decisions(flight)
+        flight.ends_ns = ends
+        if self._keeps_decisions:
+            flight.notes = DecisionNotes(flight, self.state)
         self.in_flight.append(flight)
-        self._wake = Instant(self.env, flight.ends_ns[-1], self._step_end)
-
-    def _work(self, flight: Flight) -> StepWork:
-        group, padding = self.state.group, flight.batch.padding
-        decodes = context = 0
-        if flight.ticks:
-            decodes, context = group.size, group.context_tokens
-        if padding is None:
-            chunks = [(tokens, request.computed_then) for request, tokens in flight.chunks]
-            return StepWork(chunks, decodes, context)
-        pieces: Sequence[tuple[int, int]] = padding.chunks or [
-            (tokens, request.computed_then) for request, tokens in flight.chunks
-        ]
-        return StepWork(
-            pieces,
-            decodes + padding.idle_rows,
-            context + padding.context_tokens,
-            prefill_tokens=padding.prefill_tokens,
-            attending_rows=decodes,
-        )
+        self._wake = Instant(self.env, ends[-1], self._step_end)
+        if self._check:
+            self.verify()
 
     def _steady_iterations(self, batch: ScheduledBatch) -> int:
         """How many iterations pass before a request can finish or blocks run out."""
@@ -360,9 +323,8 @@ class Replica:
         while heap[0][1] != heap[0][2].finish_seq:
             heapq.heappop(heap)
         n = min(batch.repeat, heap[0][0] - group.clock, self._longest_run)
-        steady = group.steady_ticks()
-        if steady is not None and steady < n:
-            n = steady
+        if group.late:
+            n = group.steady_ticks(n)
         if n == 1:
             return 1
         have = self.kv.free_blocks + group.blocks_needed() - batch.spare_blocks
@@ -374,13 +336,12 @@ class Replica:
         ends = flight.ends_ns
         if len(ends) == 1:
             return
-        now = self.env.now
+        now = now_ns(self.env)
         at = bisect_left(ends, now)
         self._longest_run = max(_FIRST_RUN, 2 * (at + 1))
         if at + 1 >= len(ends):
             return
         del ends[at + 1 :]
-        assert self._wake is not None
         if ends[at] == now:
             self._wake = self._wake.replace(now, self._turn)
             self._complete()
@@ -390,7 +351,7 @@ class Replica:
     # --- the effects of iterations
 
     def _advance(self, flight: Flight, upto: int) -> None:
-        """Apply the iterations of a run up to `upto`, taking the blocks of the ticks that follow."""
+        """Apply the ticks of a run up to `upto`, taking the blocks of the one that follows."""
         new = flight.ends_ns[flight.applied : upto]
         flight.applied = upto
         if not flight.ticks:
@@ -413,17 +374,18 @@ class Replica:
         now = flight.ends_ns[-1]
         if n == self._longest_run:
             self._longest_run = min(2 * n, _LONGEST_RUN)
-        self._advance(flight, n)
-        self._count(flight, n)
         done: list[Request] = []
         if flight.ticks:
-            self._finish_decodes(done)
+            self._advance(flight, n)
+            if self._finish[0][0] <= self.state.group.clock:
+                self._finish_decodes(done)
+        self._count(flight, n)
         for request, tokens in flight.chunks:
             request.computed_then += tokens
             if request.computed_then == request.target_tokens and self._prefilled(request, now):
                 done.append(request)
         if done:
-            if flight.batch.in_running_order and len(done) > 1:
+            if len(done) > 1 and flight.batch.in_running_order:
                 done.sort(key=_by_seat)
             self._leave(done, now)
         if self._check:
@@ -431,12 +393,10 @@ class Replica:
 
     def _finish_decodes(self, done: list[Request]) -> None:
         """Requests that emitted their last token here with the tick just completed."""
-        group, heap = self.state.group, self._finish
-        clock = group.clock
+        clock, heap = self.state.group.clock, self._finish
         while heap and heap[0][0] <= clock:
             _, seq, life = heapq.heappop(heap)
-            if life.finish_seq == seq:
-                assert life.request is not None
+            if life.finish_seq == seq and life.request is not None:
                 done.append(life.request)
         if len(done) > 1:
             done.sort(key=_by_seat)
@@ -446,16 +406,16 @@ class Replica:
     def _prefilled(self, request: Request, now: int) -> bool:
         """A prefill is complete and emits a token. True if it was the last to be emitted here."""
         life = self.lives[request]
-        self.state.prefilling.pop(request)
+        del self.state.prefilling[request]
         request.emitted_then += 1
         if life.prefill_end_ns == NEVER:
             life.prefill_end_ns = now
-        if self._recorder.record.steps:
+        if self._keeps_steps:
             self._recorder.event(request.index, PREFILLED, now, self.place)
         self._barren_steps = 0
-        if not (self._withholds or self.policy.deliver_at_batch_end):
+        if not (self._withholds or self._late):
             self._recorder.token(request.index, now)
-            self._deliver(life, 1, now)
+            life.deliver(1, now)
         if request.emitted_then == life.goal:
             return True
         self.state.join_group(request)
@@ -463,7 +423,7 @@ class Replica:
 
     def _leave(self, done: list[Request], now: int) -> None:
         """Requests that emitted all they emit here: they end or move on, and memory comes back."""
-        state, late = self.state, self.policy.deliver_at_batch_end
+        state, late = self.state, self._late
         for request in done:
             del state.running[request]
             if not late:
@@ -481,7 +441,7 @@ class Replica:
         life = self.lives[request]
         life.where = None
         if life.delivered == life.arrival.output_tokens:
-            self._surroundings.finished(self, request, life, now)
+            self._surroundings.finished(life, now)
 
     def _give_back(self, request: Request, now: int) -> None:
         """Free the memory of a request that leaves, or keep it for its transfer."""
@@ -497,13 +457,7 @@ class Replica:
         life = self.lives[request]
         tokens = request.emitted_then - life.delivered
         self._recorder.token(request.index, now, tokens)
-        self._deliver(life, tokens, now)
-
-    def _deliver(self, life: Lifetime, tokens: int, now: int) -> None:
-        life.delivered += tokens
-        life.last_token_ns = now
-        if life.first_token_ns == NEVER:
-            life.first_token_ns = now
+        life.deliver(tokens, now)
 
     def _joined_group(self, request: Request) -> None:
         """Put the tick with which a group member emits its last token here on the agenda."""
@@ -514,17 +468,16 @@ class Replica:
         heapq.heappush(self._finish, (clock, self._finish_seq, life))
 
     def _leave_group(self, request: Request) -> None:
-        group, life = self.state.group, self.lives[request]
         first = request.since
-        self._note_ticks(request, life, first, group.leave(request))
+        self._note_ticks(request, first, self.state.group.leave(request))
 
-    def _note_ticks(self, request: Request, life: Lifetime, first: int, ticks: int) -> None:
+    def _note_ticks(self, request: Request, first: int, ticks: int) -> None:
+        """Record the tokens that a request got as a member of the decode group."""
+        life = self.lives[request]
         life.finish_seq = -1
-        if ticks:
-            self._barren_steps = 0
-            if not self.policy.deliver_at_batch_end:
-                self._recorder.span(request.index, self.place, first, ticks)
-                self._deliver(life, ticks, self.state.group.ends_ns[first + ticks - 1])
+        if ticks and not self._late:
+            self._recorder.span(request.index, self.place, first, ticks)
+            life.deliver(ticks, self.state.group.ends_ns[first + ticks - 1])
 
     # --- bookkeeping
 
@@ -534,7 +487,7 @@ class Replica:
             life = self.lives[request]
             if life.first_scheduled_ns == NEVER:
                 life.first_scheduled_ns = now
-            if self._recorder.record.steps:
+            if self._keeps_steps:
                 self._recorder.event(request.index, ADMITTED, now, self.place)
 
     def _preempted(self, request: Request, lost_tokens: int, first_tick: int, ticks: int) -> None:
@@ -542,103 +495,58 @@ class Replica:
         life = self.lives[request]
         life.preemptions += 1
         life.recomputed_tokens += lost_tokens
-        self._note_ticks(request, life, first_tick, ticks)
-        if self._recorder.record.steps:
+        self._note_ticks(request, first_tick, ticks)
+        if self._keeps_steps:
             self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
 
     def _count(self, flight: Flight, n: int) -> None:
-        """Add the first `n` iterations of a flight to the totals and the step log."""
+        """Add the first `n` iterations of a flight to the totals and the logs."""
         end = flight.ends_ns[n - 1]
         self.iterations += n
         self.busy_ns += end - flight.start_ns
         self.prefill_tokens += flight.prefill_tokens
         self.decode_tokens += flight.decodes * n
-        recorder = self._recorder
-        if flight.decodes:
+        if flight.ticks:
             self._barren_steps = 0
         else:
-            self._barren_steps += 1
-            if self._barren_steps > _PATIENCE:
-                self._look_for_progress()
-        if recorder.record.steps:
-            recorder.step_rows += 1
-            recorder.steps.extend(
-                (
-                    self.place,
-                    flight.start_ns,
-                    end,
-                    n,
-                    flight.prefill_tokens,
-                    flight.decodes,
-                    flight.context_tokens,
-                    self.kv.total_blocks - self.kv.free_blocks,
-                    len(self.state.waiting),
-                    flight.batch.cause,
-                )
-            )
-        if recorder.record.decisions:
-            self._write_decisions(flight, n)
+            self._look_for_progress()
+        if self._keeps_steps:
+            used = self.kv.total_blocks - self.kv.free_blocks
+            self._recorder.step(self.place, flight, n, used, len(self.state.waiting))
+        if flight.notes is not None:
+            self._recorder.decisions += flight.notes.decisions(flight, n, self.place)
 
     def _set_timer(self, when_ns: int) -> None:
-        if self._timer_ns == when_ns:
-            return
-        self._timer_ns = when_ns
-        timer = Instant(self.env, when_ns, self._turn)
-        timer.callbacks.append(self._timer_rings)
+        if self._timer_ns != when_ns:
+            self._timer_ns = when_ns
+            Instant(self.env, when_ns, self._turn).callbacks.append(self._timer_rings)
 
     def _timer_rings(self, _: Event) -> None:
-        self._timer_ns = None
-        if not self.in_flight and self._bell is not None:
+        self._timer_ns = NEVER
+        if self._idle:
             self._bell.ring(self._turn)
 
     def _repeated_pass(self, now: int) -> None:
         """A pass that only preempted: it takes no time and is made again."""
-        if self._recorder.record.decisions:
+        if self._keeps_decisions:
             gone = [request.index for request in self.state.preempted]
-            free = self.kv.free_blocks
-            self._recorder.decisions.append(Decision(self.place, now, now, {}, gone, free))
-        self._barren_steps += 1
-        if self._barren_steps > _PATIENCE:
-            self._look_for_progress()
-
-    @property
-    def barren(self) -> bool:
-        """It has worked for long without a token."""
-        return self._barren_steps > _PATIENCE
+            entry = Decision(self.place, now, now, {}, gone, self.kv.free_blocks)
+            self._recorder.decisions.append(entry)
+        self._look_for_progress()
 
     def _look_for_progress(self) -> None:
         """Stop a run that only recomputes: more steps without a token than there are tokens here."""
+        self._barren_steps += 1
+        if self._barren_steps <= _PATIENCE:
+            return
         tokens = sum(request.known_tokens for request in self.lives)
         if self._barren_steps <= 4 * tokens + _PATIENCE:
-            return
-        # Two pools: blocks held for a slow transfer can make a replica recompute for a long time.
-        if self.role != "both" and self._surroundings.may_help(self):
             return
         stuck = next(iter(self.state.running), None) or next(iter(self.state.waiting))
         raise StuckError(
             f"{type(self.policy).__name__} on replica {self.place}: {self._barren_steps} steps without "
             f"a token; stuck at {stuck}, {self.kv.free_blocks} of {self.kv.total_blocks} blocks free"
         )
-
-    def _remember_decisions(self, flight: Flight) -> None:
-        group = self.state.group
-        flight.free_after = [self.kv.free_blocks]
-        flight.preempted = [request.index for request in self.state.preempted]
-        if flight.ticks:
-            flight.members = [r.index for r in self.state.running if r.group is group]
-            first = group.blocks_needed()
-            for i in range(1, len(flight.ends_ns)):
-                more = group.blocks_needed(i + 1) - first
-                flight.free_after.append(self.kv.free_blocks - more)
-
-    def _write_decisions(self, flight: Flight, n: int) -> None:
-        chunks = {request.index: tokens for request, tokens in flight.chunks}
-        start = flight.start_ns
-        gone = flight.preempted
-        for end, free in zip(flight.ends_ns[:n], flight.free_after, strict=False):
-            tokens = dict.fromkeys(flight.members, 1) | chunks
-            self._recorder.decisions.append(Decision(self.place, start, end, tokens, gone, free))
-            start, gone = end, []
 
     def settle(self) -> None:
         """Bring every request up to date when the run is stopped before it ended."""
@@ -647,32 +555,31 @@ class Replica:
             if request.group is not None:
                 self._leave_group(request)
 
-    # --- invariants
-
     def verify(self) -> None:
         """Assert that blocks are conserved and that queues and counters agree."""
-        state = self.state
-        used = sum(self.kv.held(request) for request in self.lives)
-        total = self.kv.free_blocks + used + self.held_for_transfer
-        assert 0 <= self.kv.free_blocks and total == self.kv.total_blocks, (
-            f"replica {self.place}: {self.kv.free_blocks} free + {used} used + "
-            f"{self.held_for_transfer} held for transfers != {self.kv.total_blocks}"
+        state, kv = self.state, self.kv
+        used = sum(kv.held(request) for request in self.lives)
+        assert kv.free_blocks >= 0, f"replica {self.place} gave away blocks it does not have"
+        assert kv.free_blocks + used + self.held_for_transfer == kv.total_blocks, (
+            f"replica {self.place}: {kv.free_blocks} free + {used} used + "
+            f"{self.held_for_transfer} held for transfers is not {kv.total_blocks}"
         )
         decoding = [request for request in state.running if not request.prefilling]
         assert len(decoding) == state.group.size + len(state.paused)
         context = sum(r.computed_tokens + 1 for r in decoding if r.group is not None)
         assert context == state.group.context_tokens
         for request in state.running:
-            stored = request.computed_tokens
-            assert stored <= self.kv.held(request) * self.kv.block_tokens, f"{request} has no blocks"
             assert request.emitted_tokens <= self.lives[request].goal
-
-    def _verify_chunks(self, flight: Flight) -> None:
-        for request, tokens in flight.chunks:
-            last = request.computed_then + tokens
-            assert tokens >= 1 and last <= request.target_tokens, f"bad chunk {tokens} of {request}"
-            room = self.kv.held(request) * self.kv.block_tokens
-            assert last <= room, f"{request} computes {tokens} tokens without blocks for them"
+            assert request.computed_tokens <= kv.held(request) * kv.block_tokens, (
+                f"{request}: no blocks"
+            )
+        for flight in self.in_flight:
+            for request, tokens in flight.chunks:
+                last = request.computed_then + tokens
+                assert request.computed_then < last <= request.target_tokens, f"bad chunk {tokens}"
+                assert last <= kv.held(request) * kv.block_tokens, (
+                    f"{request}: no blocks for {tokens}"
+                )
 
 
 def _by_seat(request: Request) -> int:

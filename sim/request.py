@@ -240,9 +240,9 @@ class Request:
         index: int,
         prompt_tokens: int,
         max_tokens: int,
-        *,
         order: int = 0,
         joined_ns: int = 0,
+        *,
         priority: int = 0,
         deadline_ns: int | None = None,
         predicted_tokens: int | None = None,
@@ -280,17 +280,20 @@ class Request:
     def computed_tokens(self) -> int:
         """Tokens whose KV is stored."""
         group = self.group
-        return self.computed_then if group is None else self.computed_then + group.clock - self.since
+        return (
+            self.computed_then if group is None else self.computed_then + group.clock - self.since
+        )
 
     @property
     def known_tokens(self) -> int:
         """Prompt and emitted tokens: what a (re-)prefill has to compute."""
-        return self.prompt_tokens + self.emitted_tokens
+        known = self.prompt_tokens + self.emitted_then
+        return known if self.group is None else known + self.group.clock - self.since
 
     @property
     def remaining_tokens(self) -> int:
         """Known tokens not yet computed: the rest of a prefill, or 1 for a decode."""
-        return self.known_tokens - self.computed_tokens
+        return self.prompt_tokens + self.emitted_then - self.computed_then
 
     @property
     def prefilling(self) -> bool:

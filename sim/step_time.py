@@ -145,7 +145,9 @@ class LinearStepTime:
         return np.maximum(ns, 1)  # type: ignore[return-value]
 
     def describe(self) -> StepTimeOrigin:
-        return StepTimeOrigin("linear", "coefficients given in the config", "none stated: closed form")
+        return StepTimeOrigin(
+            "linear", "coefficients given in the config", "none stated: closed form"
+        )
 
     def _before_context(self, work: StepWork) -> float:
         return (
