@@ -1,4 +1,4 @@
-"""How fast traces are read; bounds are loose, as machines differ and are shared."""
+"""How fast traces are read, in processor time: machines are shared, so bounds are loose too."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ def test_csv_loads_a_million_rows_in_seconds(tmp_path: Path) -> None:
     )
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
 
-    start = time.perf_counter()
+    start = time.process_time()
     trace = traces.load(path)
 
     assert len(trace) == ROWS
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_json_lines_load_at_fifty_thousand_rows_a_second(shared: Path) -> None:
     path = shared / "traces" / "mooncake_conversation_head.jsonl.gz"
     traces.load(path)  # imports are not the point
 
-    start = time.perf_counter()
+    start = time.process_time()
     trace = traces.load(path)
 
-    rate = len(trace) / (time.perf_counter() - start)
-    assert rate > 20_000, f"{rate:,.0f} rows a second; 50,000 to 75,000 on an idle core"
+    rate = len(trace) / (time.process_time() - start)
+    assert rate > 30_000, f"{rate:,.0f} rows a second; 62,000 to 75,000 where this was written"
 
 
 def test_a_million_arrivals_are_fed_in_about_a_second() -> None:
     ones = np.ones(ROWS, dtype=np.int64)
     source = TraceSource(columns(np.arange(ROWS), ones, ones, ones, ones))
 
-    start = time.perf_counter()
+    start = time.process_time()
     collections.deque(source, maxlen=0)
 
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
