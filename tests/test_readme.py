@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from policies import POLICIES
+from sim.metrics import METRICS
+
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S
@@ -101,5 +104,20 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 def test_files_that_the_readme_links_to_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    links = re.findall(r"(?:\]\(|src=\")(?!https?:|#)([^)#\"]+)", text)
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_metric_dictionary_is_that_of_the_code() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = [
+        m.key
+        for m in METRICS.values()
+        if f"| {m.title} | {m.unit or '-'} | {m.definition} |" not in text
+    ]
+    assert missing == []
+
+
+def test_every_policy_is_in_the_table() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in POLICIES if f"\n| `{name}` | " not in text] == []
