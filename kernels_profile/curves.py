@@ -11,7 +11,7 @@ from sim.errors import ProfileError, nearest
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FoundCurve:
     """A curve and what is known about it.
 
     Attributes:
@@ -35,7 +35,7 @@ class CurveBook:
             text = folder.joinpath(f"{operator}.csv").read_text(encoding="utf-8")
             self._rows[operator] = list(csv.DictReader(text.splitlines()))
 
-    def find(self, operator: str, device: str, key: str) -> Fitted:
+    def find(self, operator: str, device: str, key: str) -> FoundCurve:
         """The curve of an operator on a device, for a data type or a number of GPUs.
 
         Raises:
@@ -47,10 +47,10 @@ class CurveBook:
             raise ProfileError(f"roofline: {operator} was fitted for no {key}{nearest(key, known)}")
         for row in rows:
             if row["device"] == device:
-                return Fitted(_curve(operator, row), True, float(row["median_error"]))
+                return FoundCurve(_curve(operator, row), True, float(row["median_error"]))
         alone = sorted(float(row["others_error"]) for row in rows)
         curve = median_curve([_curve(operator, row) for row in rows])
-        return Fitted(curve, False, alone[len(alone) // 2])
+        return FoundCurve(curve, False, alone[len(alone) // 2])
 
     def measured(self, operator: str, device: str) -> bool:
         """Whether the device has a row of its own for an operator."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernels_profile.curves import CurveBook, Fitted
+from kernels_profile.curves import CurveBook, FoundCurve
 from kernels_profile.host import DEFAULT_HOST, HOSTS, HostOverhead
 from kernels_profile.operators import (
     AllReduceCurve,
@@ -36,14 +36,18 @@ from kernels_profile.operators import (
 from sim.errors import ProfileError
 from sim.specs import (
     KV_BYTES,
-    WEIGHT_BITS,
     DeviceSpec,
     ModelSpec,
     check_tensor_parallel,
     kv_heads_per_gpu,
+    weight_bits,
 )
 from sim.step_cost import StepCost, expected_experts
-from sim.step_time import SHORT_RUN, StepTimeOrigin, StepWork
+from sim.step_time import StepTimeOrigin, StepWork
+
+LIST_RUN = 32
+"""Runs shorter than this are made as Python lists: that is quicker here, the more so as the
+simulator sums them up as integers. More than `sim.step_time.SHORT_RUN`, as one step is little."""
 
 NODE_GPUS = 8
 """Most GPUs whose all-reduce was measured."""
@@ -117,7 +121,7 @@ class RooflineStepTime:
             return self._alike(work, n, max(1, round(before)))
         floor, slope, context = self._row_ns * rows, self._context_ns, work.context_tokens
         contexts = range(context, context + n * rows, rows)
-        if n < SHORT_RUN:
+        if n < LIST_RUN:
             if before >= 1 and slope * context >= floor:  # then so it is for all that follow
                 return [round(before + slope * c) for c in contexts]
             return [max(1, round(before + max(slope * c, floor))) for c in contexts]
@@ -179,7 +183,7 @@ class RooflineStepTime:
             if tokens + before > longest:
                 longest = tokens + before
         busy = self._token_ns * work.prefill_tokens + self._pair_x2_ns * work.prefill_pairs_x2
-        reading = self._history_ns * history
+        reading = self._context_ns * history
         decodes = 0.0
         rows, context = work.attending_rows, work.context_tokens
         if rows and self._mixed:
@@ -193,14 +197,14 @@ class RooflineStepTime:
     def _alike(self, work: StepWork, n: int, ns: int) -> Sequence[int]:
         if work.attending_rows and n > 1:
             raise ValueError("a run of iterations longer than one has no prefill")
-        if n < SHORT_RUN:
+        if n < LIST_RUN:
             return [ns] * n
         return np.full(n, ns, dtype=np.int64)  # type: ignore[return-value]
 
     def _find_curves(self) -> None:
         book, name = CurveBook(), self.device.name
         kv = "fp8" if self.kv_dtype == "fp8" else "bf16"
-        self._fitted: dict[str, Fitted] = {
+        self._fitted: dict[str, FoundCurve] = {
             "gemm": book.find("gemm", name, self._gemm_key()),
             "decode_attention": book.find("decode_attention", name, kv),
             "prefill_attention": book.find("prefill_attention", name, kv),
@@ -238,7 +242,6 @@ class RooflineStepTime:
         self._decode_t0_ns = layers * decode.t0_us * 1e3
         self._row_ns = layers * decode.row_ns * kv_heads
         self._context_ns = layers * kv_bytes / (decode.e_bw * bandwidth) * 1e9
-        self._history_ns = self._context_ns
         self._prefill_t0_ns = layers * prefill.t0_us * 1e3
         io_bytes = 4 * heads * model.head_dim + kv_bytes
         self._token_ns = layers * io_bytes / (prefill.e_io * bandwidth) * 1e9
@@ -315,7 +318,7 @@ class RooflineStepTime:
         assert isinstance(gemm, GemmCurve)
         inputs = 1 if self._gemm_key() == "fp8" else 2
         weights = width_in * width_out
-        moved = copies * weights * WEIGHT_BITS[self.precision] / 8
+        moved = copies * weights * weight_bits(self.precision) / 8
         moved += rows * (width_in * inputs + width_out * 2)
         return gemm.us(
             moved / self.device.memory_bytes_per_s * 1e6,

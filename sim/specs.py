@@ -246,6 +246,15 @@ def _divides(model: ModelSpec, tp: int) -> bool:
     return model.kv_heads % tp == 0 or tp % model.kv_heads == 0
 
 
+def weight_bits(precision: str) -> float:
+    """Bits of one weight of a linear layer.
+
+    Raises:
+        ConfigError: an unknown precision.
+    """
+    return WEIGHT_BITS[_known("precision", precision, WEIGHT_BITS)]
+
+
 def kv_heads_per_gpu(model: ModelSpec, tp: int) -> int:
     """KV heads that one of `tp` GPUs holds: at least one, repeated where there are fewer heads."""
     return max(1, model.kv_heads // tp)
@@ -272,8 +281,9 @@ def weight_bytes(model: ModelSpec, precision: str = "bf16", tp: int = 1) -> int:
     repeated_weights = model.layers * 2 * repeated * model.head_dim * model.hidden
     linear = (model.linear_weights + repeated_weights) / tp
     embeddings = model.vocab * model.hidden * (1 if model.tied_embeddings else 2) / tp
-    bits = WEIGHT_BITS[_known("precision", precision, WEIGHT_BITS)]
-    return math.ceil(linear * bits / 8 + 2 * (embeddings + model.small_parameters))
+    return math.ceil(
+        linear * weight_bits(precision) / 8 + 2 * (embeddings + model.small_parameters)
+    )
 
 
 def activation_reserve_bytes(tp: int) -> int:

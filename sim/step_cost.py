@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.specs import WEIGHT_BITS, ModelSpec, kv_bytes_per_token
+from sim.specs import ModelSpec, kv_bytes_per_token, weight_bits
 
 if TYPE_CHECKING:
     from sim.step_time import StepWork
@@ -32,7 +32,7 @@ class StepCost:
         used = max(1, model.experts_per_token) * model.expert_weights
         self.model = model
         self.tp = tp
-        self._bits = WEIGHT_BITS[precision]
+        self._bits = weight_bits(precision)
         self._row = 2.0 * model.layers * (model.attention_weights + used) / tp
         self._head = 2.0 * model.vocab * model.hidden / tp
         self._pair = 4.0 * model.layers * model.heads * model.head_dim / tp

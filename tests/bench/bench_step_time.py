@@ -14,7 +14,7 @@ from sim.step_time import LinearStepTime, StepTimeModel, StepWork
 
 DECODES = StepWork((), 64, 64_000)
 CHUNKS = StepWork([(300, 0), (148, 300)], 64, 64_000)
-RUNS = (1, 4, 11, 12, 100, 1000)
+RUNS = (1, 4, 11, 31, 32, 100, 1000)
 
 
 def microseconds(call: Callable[[], object], seconds: float) -> float:

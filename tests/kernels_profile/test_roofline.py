@@ -11,7 +11,7 @@ from kernels_profile import STEP_TIMES
 from kernels_profile.curves import CurveBook
 from kernels_profile.host import DEFAULT_HOST, HOSTS, HostOverhead, load_host
 from kernels_profile.operators import CURVES, median_curve
-from kernels_profile.roofline import MEMO_ROWS, RooflineStepTime
+from kernels_profile.roofline import LIST_RUN, MEMO_ROWS, RooflineStepTime
 from sim.errors import ConfigError, ProfileError
 from sim.specs import (
     KV_BYTES,
@@ -22,7 +22,7 @@ from sim.specs import (
     load_model,
     model_names,
 )
-from sim.step_time import SHORT_RUN, StepTimeModel, StepWork
+from sim.step_time import StepTimeModel, StepWork
 
 MEASURED = ["a100-sxm-80gb", "h100-sxm", "h200", "b200", "l40s", "rtx-pro-6000"]
 
@@ -77,7 +77,7 @@ def test_a_run_equals_single_steps_bit_for_bit(model, rows, padding, mean_contex
 
 def test_a_run_across_the_knee_of_decode_attention_equals_single_steps():
     knee = int(LLAMA._row_ns * 100 / LLAMA._context_ns)
-    for n in (SHORT_RUN - 1, 400):
+    for n in (LIST_RUN - 1, 400):
         start = knee - n * 50
         run = LLAMA.steps_ns(decodes(100, start), n, 0)
         assert list(run) == [LLAMA.step_ns(decodes(100, start + 100 * k), k) for k in range(n)]
@@ -86,8 +86,8 @@ def test_a_run_across_the_knee_of_decode_attention_equals_single_steps():
 
 
 def test_short_runs_are_lists_and_long_ones_arrays():
-    short = LLAMA.steps_ns(decodes(4, 400), SHORT_RUN - 1, 0)
-    long = LLAMA.steps_ns(decodes(4, 400), SHORT_RUN, 0)
+    short = LLAMA.steps_ns(decodes(4, 400), LIST_RUN - 1, 0)
+    long = LLAMA.steps_ns(decodes(4, 400), LIST_RUN, 0)
 
     assert isinstance(short, list)
     assert all(type(ns) is int for ns in short)
@@ -95,7 +95,7 @@ def test_short_runs_are_lists_and_long_ones_arrays():
     assert long.dtype == np.int64
 
 
-@pytest.mark.parametrize("n", [1, SHORT_RUN + 1])
+@pytest.mark.parametrize("n", [1, LIST_RUN + 1])
 def test_steps_without_attention_are_all_alike(n):
     work = StepWork((), 5, 0, attending_rows=0)
     assert list(LLAMA.steps_ns(work, n, 0)) == [LLAMA.step_ns(work, 0)] * n
@@ -211,6 +211,13 @@ def test_more_gpus_on_nvlink_are_quicker_but_less_than_proportionally(device):
 def test_more_than_one_node_is_refused():
     with pytest.raises(ProfileError, match="tensor_parallel: 16 spans more than one node"):
         roofline("llama-3.1-405b", "h100", tensor_parallel=16)
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ConfigError, match="precision: int3 is not known; did you mean int"):
+        roofline("llama-3.1-8b", "h100", precision="int3")
+    with pytest.raises(ConfigError, match="kv_dtype: fp4 is not known"):
+        roofline("llama-3.1-8b", "h100", kv_dtype="fp4")
 
 
 def test_lower_precision_is_quicker_where_weights_are_read():
