@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"sim", "policies", "traces", "kernels_profile", "experiments"}
 NOT_SHIPPED = {".md", ".out", ".pyc"}
-SMALL_RUN = ("run", "quickstart", "--set", "workload.limit=40", "--out", "results")
+SMALL_RUN = ("run", "quickstart", "--set", "workload.requests=40", "--out", "results")
 
 pytestmark = pytest.mark.slow
 
