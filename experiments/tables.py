@@ -77,13 +77,15 @@ class Comparison:
 
 
 def _best_rows(column: Column, values: Sequence[Value]) -> frozenset[int]:
+    """Rows that show the best value; values that look alike are alike."""
     if column.better == "neither":
         return frozenset()
     numbers = {i: v for i, v in enumerate(values) if isinstance(v, int | float)}
-    if len(set(numbers.values())) < 2:
+    shown = {i: _shown(column, value) for i, value in numbers.items()}
+    if len(set(shown.values())) < 2:
         return frozenset()
     best = (min if column.better == "lower" else max)(numbers.values())
-    return frozenset(i for i, value in numbers.items() if value == best)
+    return frozenset(i for i, text in shown.items() if text == _shown(column, best))
 
 
 def _shown(column: Column, value: Value) -> str:
@@ -220,8 +222,8 @@ def to_rich(comparison: Comparison, width: int) -> list[Table]:
     """Tables for a terminal: one, or several below each other where `width` is too narrow."""
     cells, best = comparison.shown(), comparison.best()
     widths = [
-        4 + max(len(column.group), len(column.part), *(len(row[i]) for row in cells))
-        for i, column in enumerate(comparison.columns)
+        3 + bool(best[i]) + max(len(c.group), len(c.part), *(len(row[i]) for row in cells))
+        for i, c in enumerate(comparison.columns)
     ]
     # Long labels are folded, so that numbers stand beside each other and not labels alone.
     widths[0] = min(widths[0], max(16, width // 4))
@@ -257,7 +259,7 @@ def _rich_table(
         column = comparison.columns[i]
         side: Literal["left", "right"] = "left" if column.words else "right"
         heading = Text(f"{column.group}\n{column.part}".strip())
-        most = label_width - 4 if i == 0 else None
+        most = label_width - 3 if i == 0 else None
         table.add_column(heading, justify=side, no_wrap=i != 0, overflow="fold", max_width=most)
     for r, row in enumerate(cells):
         # `Text` and not a string: a label is not markup.

@@ -92,6 +92,14 @@ def test_the_best_value_is_marked_and_ties_at_large_are_not():
     assert best["gpus"] == frozenset()
 
 
+def test_values_that_look_alike_are_marked_alike():
+    runs = [Run("a"), Run("b"), Run("c", 2)]
+    runs[0].summary["overall"]["ttft_s"]["mean"] = 0.100001
+    comparison = compare(runs)
+    best = dict(zip([c.key for c in comparison.columns], comparison.best(), strict=True))
+    assert best["ttft_s_mean"] == {0, 1}
+
+
 def test_labels_are_text_and_not_markup():
     label = "<b>a</b> | [red]x[/red] & 50% $x_1^2$ \\ {~}\nnext"
     comparison = compare([Run(label), Run("other", 2)])
