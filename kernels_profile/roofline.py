@@ -16,9 +16,8 @@ for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 
 from kernels_profile.curves import CurveBook, FoundCurve
 from kernels_profile.host import DEFAULT_HOST, HOSTS, HostOverhead
@@ -113,7 +112,9 @@ class RooflineStepTime:
             reading = floor
         return max(1, round(before + reading))
 
-    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> Sequence[int]:
+    def steps_ns(
+        self, work: StepWork, n: int, first_iteration: int
+    ) -> list[int] | npt.NDArray[np.int64]:
         """Lengths of `n` iterations, ns, shape (n,): the same doubles added in the same order."""
         before = self._before_decodes(work)
         rows = work.attending_rows
@@ -131,7 +132,7 @@ class RooflineStepTime:
         ns += before
         np.rint(ns, out=ns)
         np.maximum(ns, 1, out=ns)
-        return ns.astype(np.int64)  # type: ignore[return-value]
+        return ns.astype(np.int64)
 
     def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
         """FLOPs and bytes of memory traffic of one iteration on each GPU, for MFU and MBU."""
@@ -194,12 +195,12 @@ class RooflineStepTime:
             decodes = max(self._row_ns * rows, self._context_ns * context)
         return self._prefill_t0_ns + max(busy, reading, self._walk_ns * longest) + decodes
 
-    def _alike(self, work: StepWork, n: int, ns: int) -> Sequence[int]:
+    def _alike(self, work: StepWork, n: int, ns: int) -> list[int] | npt.NDArray[np.int64]:
         if work.attending_rows and n > 1:
             raise ValueError("a run of iterations longer than one has no prefill")
         if n < LIST_RUN:
             return [ns] * n
-        return np.full(n, ns, dtype=np.int64)  # type: ignore[return-value]
+        return np.full(n, ns, dtype=np.int64)
 
     def _find_curves(self) -> None:
         book, name = CurveBook(), self.device.name

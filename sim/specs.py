@@ -1,8 +1,9 @@
 """Data sheets of models and devices, and what follows from them: bytes, FLOPs and KV blocks.
 
 The sheets lie in `specs/models/*.yaml` and `specs/devices/*.yaml`; each names the publication of
-its numbers, the date, and for devices a second source that they were compared with. Sizes are bytes, rates are bytes or FLOPs per second, bandwidths of links are for one
-direction, and peaks are dense (without sparsity).
+its numbers, the date, and for devices a second source that they were compared with. Sizes are
+bytes, rates are bytes or FLOPs per second, bandwidths of links are for one direction, and peaks are
+dense (without sparsity).
 """
 
 from __future__ import annotations
