@@ -27,13 +27,11 @@ class Curve:
         x: Ascending distinct values, shape (k,).
         share: Values up to and including x / all values, shape (k,); the last is 1.
         marks: The percentiles `MARKED`.
-        values: How many values there are.
     """
 
     x: Floats
     share: Floats
     marks: Floats
-    values: int
 
 
 def curve_of_values(values: Floats) -> Curve | None:
@@ -57,7 +55,7 @@ def _curve(x: Floats, count: Ints, marks: Floats) -> Curve:
     below = np.cumsum(count)
     share = below / below[-1]
     kept = _kept(x, share, marks)
-    return Curve(x[kept], share[kept], marks, int(below[-1]))
+    return Curve(x[kept], share[kept], marks)
 
 
 def _kept(x: Floats, share: Floats, marks: Floats) -> Ints:

@@ -493,7 +493,7 @@ def _write_page(path: Path, drawn: dict[str, list[Line]], x_scale: XScale) -> Pa
             include_plotlyjs=False,
             include_mathjax=False,
             div_id=f"{key}_cdf",
-            config={"displaylogo": False},
+            config=_TOOLBAR,
         )
         metric = METRICS[key]
         definition = html.escape(metric.definition)
@@ -511,6 +511,12 @@ def _write_page(path: Path, drawn: dict[str, list[Line]], x_scale: XScale) -> Pa
     )
     return path
 
+
+_TOOLBAR = {
+    "displaylogo": False,
+    # The first would send the data to a server; boxes and lassos select nothing here.
+    "modeBarButtonsToRemove": ["sendChartToCloud", "select2d", "lasso2d"],
+}
 
 _ABOUT = (
     "Cumulative distributions: the share of requests (or gaps) whose value is at most x. P50, P90 "

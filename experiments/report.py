@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from experiments.verdict import DEFINITION
 from sim.errors import ConfigError, nearest
-from sim.metrics import METRICS, Gaps, Requests
+from sim.metrics import Gaps, Requests
 from sim.slo import Windows, request_classes, select
-
-PERCENTILE = (
-    "The least value that occurred such that at least this share of all values is no larger "
-    "(numpy's inverted_cdf); gaps between tokens are weighted by how often they occurred."
-)
-"""Definition of every percentile."""
 
 
 class RunBundle(Protocol):
@@ -39,19 +32,6 @@ class RunBundle(Protocol):
     @property
     def summary(self) -> Mapping[str, Any]:
         """What `experiments.summary.summarize` gave."""
-
-
-def definitions() -> list[tuple[str, str, str]]:
-    """What every reported quantity is: title, unit and definition, the verdict last."""
-    rows = [(metric.title, metric.unit, metric.definition) for metric in METRICS.values()]
-    return [*rows, ("Percentile", "", PERCENTILE), ("Verdict", "", DEFINITION)]
-
-
-def definitions_markdown() -> str:
-    """`definitions` as a Markdown table, for the README."""
-    lines = ["| metric | unit | definition |", "| :-- | :-- | :-- |"]
-    lines += [f"| {title} | {unit} | {text} |" for title, unit, text in definitions()]
-    return "\n".join(lines) + "\n"
 
 
 def unique_labels(bundles: Sequence[RunBundle]) -> list[str]:

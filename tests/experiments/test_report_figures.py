@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from experiments import figures
 from experiments.cdf import MAX_POINTS, curve_of_gaps, curve_of_values
 from experiments.looks import DASHES, POLICY_LOOKS, STYLES, looks
-from experiments.report import definitions, definitions_markdown
 from experiments.summary import summarize
 from sim.errors import ConfigError
-from sim.metrics import METRICS, quantiles
+from sim.metrics import quantiles
 from sim.records import FINISHED, UNFINISHED
 
 S = 1_000_000_000
@@ -76,7 +75,6 @@ def test_ties_are_one_step_of_the_staircase():
     curve = curve_of_values(np.array([2.0, 1.0, 2.0, np.nan, 5.0]))
     assert curve.x.tolist() == [1, 2, 5]
     assert curve.share.tolist() == [0.25, 0.75, 1]
-    assert curve.values == 4
 
 
 def test_gaps_are_weighted_by_their_counts():
@@ -261,13 +259,3 @@ def test_the_page_draws_its_figures_without_a_network(tmp_path, chromium: Path):
     assert dom.count('class="main-svg"') >= len(figures.CDFS)
     assert "&lt;i&gt;a&lt;/i&gt;" in dom
     assert "TTFT (s)" in dom
-
-
-# The dictionary of definitions
-
-
-def test_the_definitions_name_every_metric_and_the_verdict():
-    rows = definitions()
-    assert [title for title, _, _ in rows][:-2] == [metric.title for metric in METRICS.values()]
-    assert rows[-1][0] == "Verdict"
-    assert len(definitions_markdown().splitlines()) == len(rows) + 2
