@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.explain import explain
+from experiments.explain import explain, placed
 from experiments.names import canonical, suggestion, unknown
 from sim.errors import ConfigError, PhasewiseError
 
@@ -38,9 +38,14 @@ def find(kind: str, name: object, registry: Mapping[str, Any], where: str, folde
     return registry[canonical(name)]
 
 
+_OURS = ("kernels_profile", "policies", "sim", "traces")
+
+
 def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
     module_name, _, class_name = name.partition(":")
     if str(folder) not in sys.path:
+        for ours in _OURS:  # before a folder that may hold packages of the same names comes first
+            importlib.import_module(ours)
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
@@ -96,7 +101,7 @@ def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
     try:
         return cls(**checked)
     except PhasewiseError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(placed(where, error)) from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{where}: {name} refuses its options: {error}") from None
 

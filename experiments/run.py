@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -155,6 +157,7 @@ class _Told:
 def _run_apart(waiting: Sequence[Job], folder: Path, processes: int, on_change: OnChange) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["experiments.run", "sim.event_loop", "pyarrow.parquet"])
+    _start_server()
     rest = iter(waiting)
     running: dict[Connection, tuple[BaseProcess, Job]] = {}
     try:
@@ -171,6 +174,22 @@ def _run_apart(waiting: Sequence[Job], folder: Path, processes: int, on_change: 
             process.terminate()
         for process, _ in running.values():
             process.join()
+
+
+def _start_server() -> None:
+    """Start the process that workers are forked from, without the working folder on its path.
+
+    It runs as ``python -c``, which looks there first: a user's own ``sim`` would be taken for ours.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _start(
