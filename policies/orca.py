@@ -16,12 +16,12 @@ from sim.request import Request
 class Orca(Policy):
     """Every running request decodes in every iteration; waiting ones join with their whole prompt.
 
-    Memory for the longest possible output is reserved at admission and kept to the end, so nobody is
-    ever preempted.
+    Memory for the longest possible output is reserved at admission and kept to the end, so nobody
+    is ever preempted.
 
     Source: Yu et al., OSDI 2022 (Orca), section 4; `reserve` as in the vLLM paper's Orca (Max) and
-    Orca (Oracle), Kwon et al., SOSP 2023, section 6.1. The public ports default to batches of 128 and
-    reserve max_model_len.
+    Orca (Oracle), Kwon et al., SOSP 2023, section 6.1. The public ports default to batches of 128
+    and reserve max_model_len.
 
     Args:
         max_batch_size: Most requests running at once.

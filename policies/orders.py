@@ -45,7 +45,7 @@ class Deadline(_Sorted):
 
 @dataclass(frozen=True)
 class Priority(_Sorted):
-    """``priority``: lower number first, then arrival; preempted requests are sorted with the others.
+    """``priority``: lower number first, then arrival, preempted requests among the others.
 
     Also chooses the victim: the worst priority, then the latest arrival, as in vLLM V1.
     """
@@ -53,7 +53,7 @@ class Priority(_Sorted):
     preempted_first = False
     tail_is_victim = False
 
-    def key(self, request: Request) -> tuple[float, ...]:
+    def key(self, request: Request) -> float | tuple[float, ...]:
         """Priority, then order of arrival."""
         return (request.priority, request.order)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Bucket:
 
     def __post_init__(self) -> None:
         edges = tuple(self.edges_tokens)
-        if not edges or edges[0] < 1 or any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+        if not edges or edges[0] < 1 or any(a >= b for a, b in pairwise(edges)):
             raise ConfigError(f"predictor.edges_tokens: {list(edges)} must be ascending, from 1 on")
         self.edges_tokens = edges
 

@@ -16,13 +16,13 @@ from sim.request import Request
 class PrefillFirst(Policy):
     """A step that admits anybody is prefill only; else all running requests decode.
 
-    Paged memory without reservations: when a decode finds no free block, the last of running gives up
-    its memory and is recomputed later.
+    Paged memory without reservations: when a decode finds no free block, the last of running gives
+    up its memory and is recomputed later.
 
     Source: vLLM 0.4 to 0.8, ``vllm/core/scheduler.py`` (``_schedule_default``), without chunked
-    prefill. Differences: the engine decides by current length where we reject by prompt + max_tokens;
-    0.4 sorts running by arrival; from 0.6 outputs may be processed one step late. Preemption is by
-    recompute; swapping is not modelled yet.
+    prefill. Differences: the engine decides by current length where we reject by prompt +
+    max_tokens; 0.4 sorts running by arrival; from 0.6 outputs may be processed one step late.
+    Preemption is by recompute; swapping is not modelled yet.
 
     Args:
         max_num_seqs: Most requests running at once.
@@ -47,8 +47,8 @@ class PrefillFirst(Policy):
         budget = self.max_num_batched_tokens
         if budget is not None and max_model_len is not None and budget < max_model_len:
             raise ConfigError(
-                f"policy.max_num_batched_tokens: {budget} is under max_model_len {max_model_len}, so "
-                f"that long prompts could never run; give at least {max_model_len}"
+                f"policy.max_num_batched_tokens: {budget} is under max_model_len {max_model_len}, "
+                f"so that long prompts could never run; give at least {max_model_len}"
             )
 
     def refuse(self, request: Request, kv: BlockPool, max_model_len: int | None) -> str | None:

@@ -89,7 +89,8 @@ class PowerOfTwo(Router):
         if len(replicas) == 1:
             return replicas[0]
         pair = self._rng.choice(len(replicas), size=2, replace=False)
-        return min((replicas[i] for i in sorted(pair.tolist())), key=_outstanding)
+        first, second = sorted(int(i) for i in pair)
+        return min((replicas[first], replicas[second]), key=_outstanding)
 
 
 def _outstanding(view: ReplicaView) -> int:

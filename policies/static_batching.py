@@ -133,7 +133,7 @@ class StaticBatching(Policy):
         return Padding(idle_rows=idle, context_tokens=extra)
 
     def _prefill_padding(self, batch: ScheduledBatch, longest: int, *, again: bool) -> Padding:
-        """Each row as long as the longest; a last token computed again stands behind its padding."""
+        """Each row as long as the longest; a last token computed again stands behind it all."""
         if not self.pad_prompts:
             return Padding()
         rows = len(batch.tokens)

@@ -12,14 +12,14 @@ from sim.request import Request
 
 @dataclass
 class TokenBudget(Policy):
-    """Each request's computed tokens catch up with its known ones, within one budget per iteration.
+    """Each request's computed tokens catch up with its known ones, within one budget a step.
 
-    A decode wants one token, a prefill as many as are left; running requests are served in order, so
-    that a long prefill ahead of a decode can take the budget. Blocks are taken chunk by chunk.
+    A decode wants one token, a prefill as many as are left; running requests are served in order,
+    so that a long prefill ahead of a decode can take the budget. Blocks are taken chunk by chunk.
 
-    Source: vLLM 0.8 to 0.19, ``vllm/v1/core/sched/scheduler.py``. Differences: one usable block less
-    there (a null block); early versions took up to 4 spare blocks; asynchronous scheduling (default
-    since about 0.14) decides one step ahead. No prefix cache yet.
+    Source: vLLM 0.8 to 0.19, ``vllm/v1/core/sched/scheduler.py``. Differences: one usable block
+    less there (a null block); early versions took up to 4 spare blocks; asynchronous scheduling
+    (default since about 0.14) decides one step ahead. No prefix cache yet.
 
     Args:
         max_num_batched_tokens: Token budget of an iteration (8192 for the API server on GPUs of
@@ -84,7 +84,7 @@ class TokenBudget(Policy):
         return left
 
     def _serve_in_turn(self, state: ReplicaState, batch: ScheduledBatch) -> int:
-        """Walk over running in order, preempting where blocks are short; returns the budget left."""
+        """Walk over running in order, preempting where blocks are short; returns what is left."""
         left = self.max_num_batched_tokens
         later = deque(state.running)
         while later and left > 0:
@@ -111,7 +111,7 @@ class TokenBudget(Policy):
         later: deque[Request],
         batch: ScheduledBatch,
     ) -> bool:
-        """Blocks for `tokens` more. Victims may be any of running, served ones as well (rule 89)."""
+        """Blocks for `tokens` more. Victims may be any of running, served ones too (rule 89)."""
         if state.order.tail_is_victim:
             return state.make_room(request, later, tokens=tokens)
         candidates = deque(r for r in state.running if r is not request)

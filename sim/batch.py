@@ -59,8 +59,8 @@ class ScheduledBatch:
     """Tokens that one iteration computes; names only what is new.
 
     Attributes:
-        tokens: New tokens of each prefill chunk, in batch order. Decodes may be listed here as well,
-            one by one; then only those listed run.
+        tokens: New tokens of each prefill chunk, in batch order. Decodes may be listed here as
+            well, one by one; then only those listed run.
         all_decodes: Every decoding request computes one token, without being listed. Set by
             `ReplicaState.decode_all`, which takes the blocks.
         repeat: How many iterations the same decision holds for if nothing reaches the replica.

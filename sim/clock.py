@@ -39,22 +39,22 @@ class Phase(IntEnum):
 
 
 class Instant(Event):
-    """A wake-up at a time and phase.
+    """A wake-up some time from now, in a phase (and place) given by its priority.
 
     It cannot be moved in SimPy's heap. To move one, another takes over its callbacks
     (`replace`); a wake-up without callbacks is void and passes unnoticed.
     """
 
-    def __init__(self, env: Environment, when_ns: int, priority: int) -> None:
+    def __init__(self, env: Environment, delay_ns: int, priority: int) -> None:
         self.env = env
         self.callbacks: list[Callable[[Any], None]] = []
         self._ok = True
         self._value = None
-        env.schedule(self, priority, when_ns - env.now)  # type: ignore[arg-type]
+        env.schedule(self, priority, delay_ns)  # type: ignore[arg-type]
 
-    def replace(self, when_ns: int, priority: int) -> Instant:
-        """Void this wake-up; return another, for the same waiters."""
-        other = Instant(self.env, when_ns, priority)
+    def replace(self, delay_ns: int, priority: int) -> Instant:
+        """Void this wake-up; return another, `delay_ns` from now, for the same waiters."""
+        other = Instant(self.env, delay_ns, priority)
         other.callbacks, self.callbacks = self.callbacks, []
         return other
 

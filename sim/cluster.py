@@ -63,7 +63,7 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class TransferSpec:
-    """How KV gets from a prefill to a decode replica: pulled, whole blocks, no contention (rule 35).
+    """How KV gets from a prefill to a decode replica: pulled, in whole blocks, without contention.
 
     Attributes:
         bandwidth_bytes_per_s: Bytes per second, each transfer having all of it to itself.
@@ -323,7 +323,7 @@ class LiveCluster:
         if self._on_end is None:
             return
         for arrival in self._on_end(life.arrival.index, now_ns):
-            caused = Instant(self.env, max(arrival.arrival_ns, now_ns), Phase.CAUSED_ARRIVAL)
+            caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
 
     # --- from prefill to decode
@@ -335,7 +335,7 @@ class LiveCluster:
         replica.held_for_transfer += blocks
         later = self._request(life, at_entry=False)
         if not self._hand_overs:
-            event = Instant(self.env, now_ns, Phase.HAND_OVER)
+            event = Instant(self.env, 0, Phase.HAND_OVER)
             event.callbacks.append(self._hand_over)
         self._hand_overs.append(_Pull(later, life, replica, blocks))
 
@@ -372,7 +372,7 @@ class LiveCluster:
         source = pull.source
         now = now_ns(self.env)
         size = pull.source_blocks * source.kv.block_tokens * source.spec.kv_bytes_per_token
-        end = Instant(self.env, now + transfer_spec.duration_ns(size), Phase.TRANSFER_END)
+        end = Instant(self.env, transfer_spec.duration_ns(size), Phase.TRANSFER_END)
         transfer = Transfer(
             pull.life, pull.request, source, pull.source_blocks, target, size, now, end
         )
@@ -408,7 +408,7 @@ class LiveCluster:
         if self.transfers_under_way:
             return True
         others = (other for other in self.replicas if other is not replica)
-        return any(other.in_flight and not other.barren for other in others)
+        return any(other.at_work and not other.barren for other in others)
 
     def _event(self, life: Lifetime, code: int, replica: Replica) -> None:
         if self._recorder.record.steps:

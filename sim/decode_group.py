@@ -26,17 +26,18 @@ class DecodeGroup:
         size: Members.
         ends_ns: End of each tick, ns; tick ``t`` (from 0) ends at ``ends_ns[t]``.
         taken: The blocks of the next tick have been taken from the pool.
+        needs: Members that need a block in a tick, by the clock modulo the block size.
         late: Members that own blocks for more than the next tick, by the clock at which that ends.
     """
 
     __slots__ = (
         "_late_seq",
-        "_needs",
         "_sum",
         "block_tokens",
         "clock",
         "ends_ns",
         "late",
+        "needs",
         "size",
         "taken",
     )
@@ -48,9 +49,9 @@ class DecodeGroup:
         self.ends_ns = array("q")
         self.taken = False
         self._sum = 0  # sum over members of (computed tokens - clock)
-        # A member needs a block in the tick that starts with computed % block_tokens == 0. As computed
-        # minus clock is constant, members are counted by that difference modulo the block size.
-        self._needs = [0] * block_tokens
+        # A member needs a block in a tick that starts with computed % block_tokens == 0. Computed
+        # minus clock is constant: that is whenever the clock has one residue, by which it counts.
+        self.needs = [0] * block_tokens
         self.late: list[tuple[int, int, Request]] = []
         self._late_seq = 0
 
@@ -70,7 +71,7 @@ class DecodeGroup:
         ticks = clock - request.since
         computed = request.computed_then + ticks
         if request.grows == _COUNTED:
-            self._needs[(computed - clock) % self.block_tokens] -= 1
+            self.needs[(clock - computed) % self.block_tokens] -= 1
             stored = computed + 1 if self.taken else computed
             blocks = -(-stored // self.block_tokens)
             if blocks > request.held_blocks:
@@ -88,13 +89,13 @@ class DecodeGroup:
         clock, block = self.clock, self.block_tokens
         offset = request.computed_then - request.since
         if request.grows == _COUNTED:
-            self._needs[offset % block] -= 1
+            self.needs[-offset % block] -= 1
         room = request.held_blocks * block - (offset + clock)
         if request.held_blocks * block >= request.prompt_tokens + request.max_tokens - 1:
             request.grows = _NEVER_GROWS
         elif room < block:
             request.grows = _COUNTED
-            self._needs[offset % block] += 1
+            self.needs[-offset % block] += 1
         else:
             # Its spare blocks last until the tick that would start with none left.
             request.grows = _LATE
@@ -124,24 +125,28 @@ class DecodeGroup:
 
     def blocks_needed(self, ticks: int = 1) -> int:
         """Blocks that the next `ticks` ticks take, valid up to `steady_ticks`."""
-        clock, block, needs = self.clock, self.block_tokens, self._needs
+        block, needs = self.block_tokens, self.needs
+        first = self.clock % block
         if ticks == 1:
-            return needs[-clock % block]
+            return needs[first]
+        if ticks <= block - first:
+            return sum(needs[first : first + ticks])
         rounds, rest = divmod(ticks, block)
         total = rounds * sum(needs) if rounds else 0
-        for t in range(clock, clock + rest):
-            total += needs[-t % block]
+        total += sum(needs[first : first + rest])
+        if first + rest > block:
+            total += sum(needs[: first + rest - block])
         return total
 
     def ticks_within(self, blocks: int, most: int) -> int:
         """Most ticks, up to `most`, that together need at most `blocks` blocks."""
         if self.blocks_needed(most) <= blocks:
             return most
-        clock, block, needs = self.clock, self.block_tokens, self._needs
+        clock, block, needs = self.clock, self.block_tokens, self.needs
         rounds = blocks // max(1, sum(needs))
         ticks, left = rounds * block, blocks - rounds * sum(needs)
         while True:
-            left -= needs[-(clock + ticks) % block]
+            left -= needs[(clock + ticks) % block]
             if left < 0:
                 return ticks
             ticks += 1
@@ -176,4 +181,4 @@ class DecodeGroup:
         if offset + self.clock < request.held_blocks * self.block_tokens:
             return  # a stale entry: it was given blocks again later, and has an entry for that
         request.grows = _COUNTED
-        self._needs[offset % self.block_tokens] += 1
+        self.needs[-offset % self.block_tokens] += 1

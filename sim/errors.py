@@ -1,4 +1,4 @@
-"""Errors that a user can mend: each is one line that says where, what was found and what would do."""
+"""Errors that a user can mend: each is one line that says where, what was found and what to do."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 from simpy import Environment
 from simpy.events import Event
 
-from sim.clock import Instant, Phase
+from sim.clock import Instant, Phase, now_ns
 from sim.cluster import Cluster, LiveCluster
 from sim.errors import StuckError
 from sim.gaps import largest_gaps
@@ -68,7 +68,7 @@ def simulate(
         progress: Called now and then with (simulated ns, requests ended).
 
     Raises:
-        StuckError: Requests remain and nothing will ever happen again, or a replica only recomputes.
+        StuckError: Requests remain and nothing will happen again, or a replica only recomputes.
     """
     env = Environment(initial_time=0)
     recorder = Recorder(record or Record())
@@ -106,7 +106,7 @@ def _feed(
     for arrival in arrivals:
         if arrival.arrival_ns != now:
             now = arrival.arrival_ns
-            yield Instant(env, now, Phase.ARRIVAL)
+            yield Instant(env, now - now_ns(env), Phase.ARRIVAL)
         live.arrive(arrival)
         if progress is not None and live.arrived - told >= 256:
             told = live.arrived
@@ -114,16 +114,16 @@ def _feed(
 
 
 def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generator[Event, Any, None]:
-    """Note queue, running and KV of each replica on a fixed grid, after all phases of an instant."""
+    """Note queue, running and KV of each replica on a fixed grid, at the end of an instant."""
     record = recorder.record
     step = max(1, record.series_span_ns // record.series_points)
     while True:
-        yield Instant(env, env.now + step, Phase.SAMPLE)
+        yield Instant(env, step, Phase.SAMPLE)
         for replica in live.replicas:
             replica.sync()
             used = replica.kv.total_blocks - replica.kv.free_blocks
             state = replica.state
-            row = (env.now, replica.place, len(state.waiting), len(state.running), used)
+            row = (now_ns(env), replica.place, len(state.waiting), len(state.running), used)
             recorder.series.extend(row)
         if env.peek() == float("inf"):
             return
@@ -134,11 +134,12 @@ def _raise_if_stuck(live: LiveCluster) -> None:
         return
     life = next(iter(live.live.values()))
     replica = live.replicas[life.replica if life.decode_replica < 0 else life.decode_replica]
+    arrival = life.arrival
     raise StuckError(
-        f"{len(live.live)} requests can never run, the first one request {life.arrival.index} "
-        f"(prompt {life.arrival.prompt_tokens}, max {life.arrival.max_tokens}) on replica "
-        f"{replica.place} with {replica.kv.free_blocks} of {replica.kv.total_blocks} blocks free: its "
-        f"policy {type(replica.policy).__name__} leaves it waiting although nothing else will happen"
+        f"{len(live.live)} requests can never run, the first one request {arrival.index} (prompt "
+        f"{arrival.prompt_tokens}, max {arrival.max_tokens}) on replica {replica.place} with "
+        f"{replica.kv.free_blocks} of {replica.kv.total_blocks} blocks free: its policy "
+        f"{type(replica.policy).__name__} lets it wait although nothing else will happen"
     )
 
 

@@ -102,7 +102,7 @@ def _distinct(lengths: Ints, weights: Ints) -> tuple[Ints, Ints]:
     lengths, weights = lengths[used], weights[used]
     order = np.argsort(lengths, kind="stable")
     lengths, weights = lengths[order], weights[order]
-    starts = np.flatnonzero(np.append(True, lengths[1:] != lengths[:-1])) if len(lengths) else []
-    if not len(starts):
+    if not len(lengths):
         return lengths, weights
+    starts = np.flatnonzero(np.append(True, lengths[1:] != lengths[:-1]))
     return lengths[starts], np.add.reduceat(weights, starts)

@@ -1,4 +1,4 @@
-"""KV memory of one replica: the `KVCache` contract and `BlockPool`, paged memory without sharing."""
+"""KV memory of one replica: the `KVCache` contract, and `BlockPool`, paged without sharing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class KVCache(Protocol):
         ...
 
     def decode_all(self, group: DecodeGroup, spare_blocks: int = 0) -> bool:
-        """Take the blocks of the group's next tick, at least `spare_blocks` left after; or False."""
+        """Take the blocks of the group's next tick if `spare_blocks` stay free; else False."""
         ...
 
 
@@ -113,7 +113,7 @@ class BlockPool:
 
     def decode_all(self, group: DecodeGroup, spare_blocks: int = 0) -> bool:
         """See `KVCache.decode_all`."""
-        need = group.blocks_needed()
+        need = group.needs[group.clock % self.block_tokens]
         if self.free_blocks - need < spare_blocks:
             return False
         self.free_blocks -= need

@@ -39,7 +39,7 @@ class FirstCome:
     preempted_first = True
     tail_is_victim = True
 
-    def key(self, request: Request) -> float:
+    def key(self, request: Request) -> float | tuple[float, ...]:
         """Constant: the queue keeps its order."""
         return 0.0
 
@@ -87,7 +87,7 @@ class WaitingQueue:
             self._insert(request)
 
     def put_back(self, request: Request) -> None:
-        """Let a preempted request wait again, before those that never ran (priority: in its order)."""
+        """Let a preempted request wait again, before those that never ran (priority: in order)."""
         if self.order.preempted_first:
             self._front.appendleft(request)
         else:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: outcomes of requests as columns, token times by reference, step logs."""
+"""What a run leaves behind: outcomes as columns, token times by reference, step logs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,9 @@ EVENTS = (
     "handed_over",
     "transfer_started",
     "loaded",
-    "joined",
     "ended",
 )
-(QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, JOINED, ENDED) = (
-    range(9)
-)
+QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, ENDED = range(8)
 
 REQUEST_COLUMNS = (
     "index",

@@ -1,8 +1,8 @@
 """One model instance: a SimPy process that asks its policy, sleeps for the step and applies it.
 
 A *flight* is a decided batch under way: one iteration, or a run of iterations in which the same
-decision would be made again. A run sleeps once. Whatever reaches the replica cuts the run at the next
-boundary between iterations, so that the tokens' times are those of stepping through every iteration.
+decision would be made again. A run sleeps once. Whatever reaches the replica cuts the run at the
+next boundary between iterations, so that tokens' times are those of stepping through all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
-import numpy as np
 from simpy import Environment
 from simpy.events import Event
 
@@ -31,7 +30,7 @@ from sim.request import NEVER, Request
 from sim.step_time import StepTimeModel, StepWork
 
 # Iterations computed ahead: doubled while runs are not cut, so that little is computed in vain.
-_FIRST_RUN = 32
+_FIRST_RUN = 16
 _LONGEST_RUN = 4096
 _PATIENCE = 1000
 
@@ -74,6 +73,10 @@ class Surroundings(Protocol):
 
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """The request has emitted all it emits here and moves to the decode pool."""
+        ...
+
+    def may_help(self, replica: Replica) -> bool:
+        """Whether its memory may come back through others: a transfer, or their work."""
         ...
 
 
@@ -201,7 +204,7 @@ class Replica:
         self._advance(flight, flight.applied)
         if flight.applied:
             self._count(flight, flight.applied)
-        self._wake = self._wake.replace(now_ns(self.env), self._turn)
+        self._wake = self._wake.replace(0, self._turn)
 
     # --- the iteration loop
 
@@ -217,7 +220,7 @@ class Replica:
                 if self.in_flight:  # else the run was cut at this very instant, or voided
                     self._complete()
                     if env.peek() <= env.now:  # other phases of this instant come first
-                        self._wake = Instant(env, now_ns(env), self._turn)
+                        self._wake = Instant(env, 0, self._turn)
                         yield self._wake
 
     def _pass(self) -> bool:
@@ -241,12 +244,10 @@ class Replica:
         flight = self._board(batch, now) if runs else None
         if self.role == "decode" and not state.waiting:
             self._surroundings.pull(self)
-        if state.wake_at_ns is not None:
-            self._set_timer(state.wake_at_ns)
-        if flight is None:
-            return False
-        self._launch(flight)
-        return True
+        self._set_timer(state.wake_at_ns)
+        if flight is not None:
+            self._launch(flight)
+        return flight is not None
 
     def _board(self, batch: ScheduledBatch, now: int) -> Flight:
         """Bring the decode group in line with the batch, and add up what it computes."""
@@ -306,14 +307,14 @@ class Replica:
             ends = [flight.start_ns + model.step_ns(flight.work, self.iterations)]
         else:
             steps = model.steps_ns(flight.work, n, self.iterations)
-            lengths = steps if isinstance(steps, list) else np.asarray(steps).tolist()
+            lengths = steps if isinstance(steps, list) else steps.tolist()
             ends = list(accumulate(lengths, initial=flight.start_ns))
             del ends[0]
         flight.ends_ns = ends
         if self._keeps_decisions:
             flight.notes = DecisionNotes(flight, self.state)
         self.in_flight.append(flight)
-        self._wake = Instant(self.env, ends[-1], self._step_end)
+        self._wake = Instant(self.env, ends[-1] - flight.start_ns, self._step_end)
         if self._check:
             self.verify()
 
@@ -322,12 +323,17 @@ class Replica:
         group, heap = self.state.group, self._finish
         while heap[0][1] != heap[0][2].finish_seq:
             heapq.heappop(heap)
-        n = min(batch.repeat, heap[0][0] - group.clock, self._longest_run)
+        n = heap[0][0] - group.clock
+        if n > self._longest_run:
+            n = self._longest_run
+        if n > batch.repeat:
+            n = batch.repeat
         if group.late:
             n = group.steady_ticks(n)
         if n == 1:
             return 1
-        have = self.kv.free_blocks + group.blocks_needed() - batch.spare_blocks
+        have = self.kv.free_blocks - batch.spare_blocks
+        have += group.needs[group.clock % group.block_tokens]  # those of the first tick are taken
         return max(1, group.ticks_within(have, n))
 
     def _cut(self) -> None:
@@ -343,27 +349,27 @@ class Replica:
             return
         del ends[at + 1 :]
         if ends[at] == now:
-            self._wake = self._wake.replace(now, self._turn)
+            self._wake = self._wake.replace(0, self._turn)
             self._complete()
         else:
-            self._wake = self._wake.replace(ends[at], self._step_end)
+            self._wake = self._wake.replace(ends[at] - now, self._step_end)
 
     # --- the effects of iterations
 
     def _advance(self, flight: Flight, upto: int) -> None:
         """Apply the ticks of a run up to `upto`, taking the blocks of the one that follows."""
-        new = flight.ends_ns[flight.applied : upto]
+        ends, group = flight.ends_ns, self.state.group
+        new = ends[flight.applied : upto] if flight.applied or upto < len(ends) else ends
         flight.applied = upto
         if not flight.ticks:
             return
-        group = self.state.group
-        more = upto < len(flight.ends_ns)
+        more = upto < len(ends)
         # The first tick ahead has its blocks already. Of a run that was cut where it was last
         # synced, that tick never starts, and gives them back.
         started = len(new) + more
         if started != 1:
             blocks = group.blocks_needed(started) if started else 0
-            self.kv.free_blocks -= blocks - group.blocks_needed()
+            self.kv.free_blocks -= blocks - group.needs[group.clock % group.block_tokens]
         group.advance(new)
         group.taken = more
 
@@ -516,10 +522,13 @@ class Replica:
         if flight.notes is not None:
             self._recorder.decisions += flight.notes.decisions(flight, n, self.place)
 
-    def _set_timer(self, when_ns: int) -> None:
-        if self._timer_ns != when_ns:
+    def _set_timer(self, when_ns: int | None) -> None:
+        """The policy asks for a pass at this instant, if it does not wait in vain until then."""
+        if when_ns is not None and self._timer_ns != when_ns:
             self._timer_ns = when_ns
-            Instant(self.env, when_ns, self._turn).callbacks.append(self._timer_rings)
+            Instant(self.env, when_ns - now_ns(self.env), self._turn).callbacks.append(
+                self._timer_rings
+            )
 
     def _timer_rings(self, _: Event) -> None:
         self._timer_ns = NEVER
@@ -534,18 +543,32 @@ class Replica:
             self._recorder.decisions.append(entry)
         self._look_for_progress()
 
+    @property
+    def at_work(self) -> bool:
+        """Whether something will happen by itself: a step ends, or a policy's timeout."""
+        return bool(self.in_flight) or self._timer_ns != NEVER
+
+    @property
+    def barren(self) -> bool:
+        """It has worked for long without a token."""
+        return self._barren_steps > _PATIENCE
+
     def _look_for_progress(self) -> None:
-        """Stop a run that only recomputes: more steps without a token than there are tokens here."""
+        """Stop a run that only recomputes: more steps without a token than tokens are here."""
         self._barren_steps += 1
-        if self._barren_steps <= _PATIENCE:
+        if not self.barren:
             return
         tokens = sum(request.known_tokens for request in self.lives)
         if self._barren_steps <= 4 * tokens + _PATIENCE:
             return
+        # Two pools: blocks held for a slow transfer can make a replica recompute for a long time.
+        if self.role != "both" and self._surroundings.may_help(self):
+            return
         stuck = next(iter(self.state.running), None) or next(iter(self.state.waiting))
         raise StuckError(
-            f"{type(self.policy).__name__} on replica {self.place}: {self._barren_steps} steps without "
-            f"a token; stuck at {stuck}, {self.kv.free_blocks} of {self.kv.total_blocks} blocks free"
+            f"{type(self.policy).__name__} on replica {self.place}: {self._barren_steps} steps "
+            f"without a token; stuck at {stuck}, {self.kv.free_blocks} of "
+            f"{self.kv.total_blocks} blocks free"
         )
 
     def settle(self) -> None:
@@ -570,16 +593,14 @@ class Replica:
         assert context == state.group.context_tokens
         for request in state.running:
             assert request.emitted_tokens <= self.lives[request].goal
-            assert request.computed_tokens <= kv.held(request) * kv.block_tokens, (
-                f"{request}: no blocks"
-            )
+            room = kv.held(request) * kv.block_tokens
+            assert request.computed_tokens <= room, f"{request} has {room} tokens of memory"
         for flight in self.in_flight:
             for request, tokens in flight.chunks:
                 last = request.computed_then + tokens
                 assert request.computed_then < last <= request.target_tokens, f"bad chunk {tokens}"
-                assert last <= kv.held(request) * kv.block_tokens, (
-                    f"{request}: no blocks for {tokens}"
-                )
+                room = kv.held(request) * kv.block_tokens
+                assert last <= room, f"{request}: {room} tokens of memory for a chunk of {tokens}"
 
 
 def _by_seat(request: Request) -> int:

@@ -1,4 +1,4 @@
-"""What arrives (`Arrival`, and `Trace`, many of them as columns) and `Request`, one on a replica."""
+"""What arrives (`Arrival`; `Trace`, many of them as columns) and `Request`, one on a replica."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Arrival(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     max_tokens: int
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # shadows tuple.index, which nobody needs
     session: str | None = None
     turn: int | None = None
     request_class: str | None = None
     tenant: str | None = None
     priority: int = 0
     deadline_ns: int | None = None
-    block_ids: Sequence[int] | None = None
+    block_ids: Sequence[int] | Ints | None = None
     block_ids_tokens: int | None = None
     delay_ns: int = 0
     cancel_after_ns: int | None = None
@@ -60,8 +60,8 @@ class Arrival(NamedTuple):
 class Trace:
     """Requests as columns, in order of arrival (ties in file order).
 
-    All arrays have shape (n,). Optional columns are None where the source has none. Zero prompts and
-    zero outputs are kept: they are rejected as ``empty`` when they arrive, and so counted.
+    All arrays have shape (n,). Optional columns are None where the source has none. Zero prompts
+    and zero outputs are kept: they are rejected as ``empty`` when they arrive, and so counted.
 
     Attributes:
         arrival_ns: int64, nanoseconds.
@@ -182,7 +182,7 @@ class Identity(NamedTuple):
     turn: int | None = None
     request_class: str | None = None
     tenant: str | None = None
-    block_ids: Sequence[int] | None = None
+    block_ids: Sequence[int] | Ints | None = None
     block_ids_tokens: int | None = None
 
 

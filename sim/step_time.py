@@ -1,4 +1,4 @@
-"""How long one iteration takes: the `StepTimeModel` contract and `LinearStepTime`, its closed form."""
+"""How long one iteration takes: the `StepTimeModel` contract, and `LinearStepTime`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
 
 
 class StepWork:
@@ -20,7 +23,7 @@ class StepWork:
         prefill_pairs_x2: 2Q = sum over chunks of c * (2 * before + c + 1), an exact integer.
         prefill_tokens_sq: S, the sum of c^2 over chunks.
         chunks: (tokens, tokens computed before) of each prefill chunk, as attention sees them.
-        decode_rows: D, rows that decodes push through the linear layers (kept finished rows included).
+        decode_rows: D, rows that decodes push through the linear layers, kept finished rows too.
         attending_rows: decodes whose attention runs; at most `decode_rows`.
         context_tokens: C, sum of the contexts of the attending rows.
         sampled_rows: sequences that go through the LM head.
@@ -70,15 +73,15 @@ class StepWork:
 class StepTimeModel(Protocol):
     """Gives the length of iterations; belongs to one replica type.
 
-    Contract: ``steps_ns(work, n, i)[k] == step_ns(work at context + k * attending_rows, i + k)``, bit
-    for bit, for every n and k; every value is an int of at least 1.
+    Contract: ``steps_ns(work, n, i)[k] == step_ns(work at context + k * attending_rows, i + k)``,
+    bit for bit, for every n and k; every value is an int of at least 1.
     """
 
     def step_ns(self, work: StepWork, iteration: int) -> int:
         """Length of one iteration, ns. `iteration`: its number on its replica (for noise)."""
         ...
 
-    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> Sequence[int]:
+    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> list[int] | Ints:
         """Lengths of `n` consecutive iterations, shape (n,), ns: a list, or an int64 array."""
         ...
 
@@ -110,9 +113,9 @@ SHORT_RUN = 12
 class LinearStepTime:
     """Closed-form step time for tests, teaching and DistServe-like fits.
 
-    ``seconds = base_s + prefill_token_s * P + prefill_pair_s * Q + decode_s * D + context_token_s * C
-    + prefill_token_sq_s * S``, in IEEE doubles added in this order from left to right, then rounded
-    half to even to ns, at least 1. The names P, Q, D, C, S are those of `StepWork`.
+    ``seconds = base_s + prefill_token_s * P + prefill_pair_s * Q + decode_s * D
+    + context_token_s * C + prefill_token_sq_s * S``, in IEEE doubles added in this order from left
+    to right, then rounded half to even to ns, at least 1. P, Q, D, C, S are those of `StepWork`.
     """
 
     base_s: float = 0.0
@@ -123,6 +126,7 @@ class LinearStepTime:
     prefill_token_sq_s: float = 0.0
 
     def step_ns(self, work: StepWork, iteration: int) -> int:
+        """See `StepTimeModel.step_ns`."""
         seconds = (
             self._before_context(work)
             + self.context_token_s * work.context_tokens
@@ -130,19 +134,19 @@ class LinearStepTime:
         )
         return max(1, round(seconds * 1e9))
 
-    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> Sequence[int]:
+    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> list[int] | Ints:
+        """See `StepTimeModel.steps_ns`."""
         before = self._before_context(work)
         after = self.prefill_token_sq_s * work.prefill_tokens_sq
-        per_token, context, rows = self.context_token_s, work.context_tokens, work.attending_rows
+        per_token, first, rows = self.context_token_s, work.context_tokens, work.attending_rows
         if n < SHORT_RUN:
-            last = context + n * rows if rows else context + n
-            contexts = range(context, last, rows or 1)
-            if not rows:
-                return [max(1, round((before + per_token * context + after) * 1e9))] * n
-            return [max(1, round((before + per_token * c + after) * 1e9)) for c in contexts]
-        c = context + rows * np.arange(n, dtype=np.int64)
-        ns = np.rint((before + per_token * c + after) * 1e9).astype(np.int64)
-        return np.maximum(ns, 1)  # type: ignore[return-value]
+            contexts = [first + i * rows for i in range(n)]
+            each = [round((before + per_token * c + after) * 1e9) for c in contexts]
+            return each if min(each) > 0 else [max(1, length) for length in each]
+        context = first + rows * np.arange(n, dtype=np.int64)
+        rounded = np.rint((before + per_token * context + after) * 1e9)
+        ns: Ints = np.maximum(rounded.astype(np.int64), 1)
+        return ns
 
     def describe(self) -> StepTimeOrigin:
         return StepTimeOrigin(
