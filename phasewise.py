@@ -1,13 +1,88 @@
-"""phasewise: replay a request trace through LLM-serving schedulers and compare their latencies."""
+"""phasewise: replay a request trace through LLM-serving schedulers and compare their latencies.
+
+In Python::
+
+    import phasewise
+
+    results = phasewise.run("quickstart", **{"workload.requests": 500})
+    phasewise.metrics(results)["itl_s.p99"]     # a pandas data frame, one row per variant
+    phasewise.figures(results)["itl"].show()    # plotly figures
+    results.requests("sarathi")                 # a data frame, one row per request
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from experiments.config import Plan
+    from experiments.results import Results
 
 PACKAGES = ("sim", "policies", "traces", "kernels_profile", "experiments")
 """Our folders beside this file. Their names are common, so another package may stand before one."""
+
+
+def load(config: str | Path | Mapping[str, Any], **overrides: Any) -> Plan:
+    """Read a config and resolve its variants, without running them.
+
+    Args:
+        config: A YAML file, the name of a shipped config, or the content as a mapping.
+        **overrides: Keys set in every variant, nested (``policy={"budget_tokens": 256}``) or dotted
+            (``**{"policy.budget_tokens": 256}``).
+
+    Raises:
+        sim.errors.ConfigError: One line with file, key, value and what would do.
+    """
+    check_shadowing()
+    from experiments.config import load as resolve
+
+    return resolve(config, overrides=overrides)
+
+
+def run(config: str | Path | Mapping[str, Any] | Plan, **overrides: Any) -> Results:
+    """Run all variants of a config in this process; nothing is written.
+
+    Args:
+        config: As for `load`, or what it returned.
+        **overrides: As for `load`; not with a plan that is resolved already.
+
+    Raises:
+        sim.errors.PhasewiseError: One line; the first variant that fails ends the run.
+    """
+    check_shadowing()
+    from experiments.config import Plan
+    from experiments.results import run_plan
+
+    if not isinstance(config, Plan):
+        config = load(config, **overrides)
+    elif overrides:
+        raise TypeError("overrides belong to load(): this plan is resolved already")
+    return run_plan(config)
+
+
+def read(folder: str | Path) -> Results:
+    """The results that ``phasewise run`` (or `Results.save`) left in a folder."""
+    check_shadowing()
+    from experiments.results import read as read_results
+
+    return read_results(folder)
+
+
+def metrics(results: Results) -> pd.DataFrame:
+    """One row per variant: counts, verdict and every metric, named as in ``summary.json``."""
+    return results.metrics()
+
+
+def figures(results: Results, style: str = "slide", x_scale: str = "log") -> dict[str, go.Figure]:
+    """The CDFs of TTFT, TPOT, ITL, E2E and normalised latency as plotly figures, by metric."""
+    return results.figures(style, x_scale)
 
 
 def main() -> None:
@@ -19,6 +94,16 @@ def main() -> None:
     from experiments.cli import main as run_command
 
     run_command()
+
+
+def __getattr__(name: str) -> Any:
+    """``phasewise.__version__``, looked up when asked for: our packages may be shadowed."""
+    if name != "__version__":
+        raise AttributeError(f"module phasewise has no attribute {name}")
+    check_shadowing()
+    from experiments.version import __version__
+
+    return __version__
 
 
 def check_shadowing() -> None:

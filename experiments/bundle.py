@@ -46,7 +46,8 @@ _STEP_ROWS = 1 << 16
 _TEXT = ("session", "request_class", "tenant")
 """Columns of the trace that hold text."""
 _MAYBE = ("turn", "deadline_ns", "first_scheduled_ns", "prefill_end_ns", "first_token_ns")
-_NULLABLE = (*_MAYBE, "last_token_ns", "end_ns", "largest_itl_ns")
+NULLABLE = (*_MAYBE, "last_token_ns", "end_ns", "largest_itl_ns")
+"""Columns in which -1 says that it never came or was not given; null in files."""
 
 
 class BundleError(PhasewiseError):
@@ -201,14 +202,13 @@ def _requests_table(bundle: Bundle) -> pa.Table:
 def _gaps_table(gaps: Mapping[str, Gaps]) -> pa.Table:
     import pyarrow as pa
 
-    classes = [name for name, (gap_ns, _) in gaps.items() for _ in range(len(gap_ns))]
     empty = np.zeros(0, np.int64)
-    return pa.table(
-        {
-            "request_class": pa.array(classes, pa.string()).dictionary_encode(),
-            "gap_ns": np.concatenate([empty, *(gap_ns for gap_ns, _ in gaps.values())]),
-            "count": np.concatenate([empty, *(count for _, count in gaps.values())]),
-        }
+    code = [np.full(len(gap_ns), at, np.int64) for at, (gap_ns, _) in enumerate(gaps.values())]
+    gap_ns = np.concatenate([empty, *(gap_ns for gap_ns, _ in gaps.values())])
+    count = np.concatenate([empty, *(count for _, count in gaps.values())])
+    return pa.Table.from_arrays(
+        [_coded(np.concatenate([empty, *code]), list(gaps)), _numbers(gap_ns), _numbers(count)],
+        ["request_class", "gap_ns", "count"],
     )
 
 
@@ -221,19 +221,42 @@ def _table(columns: Mapping[str, npt.NDArray[Any]], texts: Mapping[str, Sequence
         if name in texts:
             arrays[name] = _coded(column, texts[name])
         elif name in _TEXT:
-            arrays[name] = pa.array(column.tolist(), pa.string())
-        elif name in _NULLABLE:
-            arrays[name] = pa.array(column, mask=column == NEVER)
+            arrays[name] = _strings(column.tolist())
         else:
-            arrays[name] = pa.array(column)
-    return pa.table(arrays)
+            arrays[name] = _numbers(column, column != NEVER if name in NULLABLE else None)
+    return pa.Table.from_arrays(list(arrays.values()), list(arrays))
+
+
+def _numbers(column: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """A column as an Arrow array, null where not `valid`. (`pyarrow.array` would import pandas.)"""
+    import pyarrow as pa
+
+    column = np.ascontiguousarray(column)
+    bits = None
+    if valid is not None and not valid.all():
+        # Zeros under nulls: what lies there must not depend on how the column was made.
+        column = np.where(valid, column, 0).astype(column.dtype)
+        bits = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    kind = pa.from_numpy_dtype(column.dtype)
+    return pa.Array.from_buffers(kind, len(column), [bits, pa.py_buffer(column)])
 
 
 def _coded(codes: npt.NDArray[Any], texts: Sequence[str]) -> pa.Array:
     import pyarrow as pa
 
-    indices = pa.array(codes.astype(np.int32), mask=codes < 0)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(list(texts), pa.string()))
+    indices = _numbers(codes.astype(np.int32), codes >= 0)
+    return pa.DictionaryArray.from_arrays(indices, _strings(texts))
+
+
+def _strings(texts: Sequence[str | None]) -> pa.Array:
+    import pyarrow as pa
+
+    encoded = [(text or "").encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    valid = np.array([text is not None for text in texts], dtype=bool)
+    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

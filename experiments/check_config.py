@@ -11,12 +11,12 @@ from types import MappingProxyType
 
 from experiments import parts
 from experiments.cluster import Where, load_model, pools_of
-from experiments.explain import shown
+from experiments.explain import placed, shown
 from experiments.names import unknown
 from experiments.schema import Experiment, Workload
 from experiments.workload import trace_path
 from sim.errors import ConfigError, PhasewiseError
-from sim.specs import load_device
+from sim.specs import check_tensor_parallel, load_device
 
 _BELONGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -83,7 +83,8 @@ def _check_arrivals(workload: Workload, where: Where) -> None:
     unsaid_keys = _OF_PRESETS if workload.preset is not None else _OF_TRACES
     for key, processes in _BELONGS.items():
         unsaid = process is None and key in unsaid_keys
-        if key in arrivals.model_fields_set and not unsaid and process not in processes:
+        default = type(arrivals).model_fields[key].default
+        if getattr(arrivals, key) != default and not unsaid and process not in processes:
             place = where("workload", "arrivals", key)
             choices = " or ".join(processes)
             raise ConfigError(f"{place}: belongs to process {choices}, not to {process or 'none'}")
@@ -103,8 +104,10 @@ def _check_names(experiment: Experiment, where: Where, folder: Path) -> None:
         place = where("pools", role, "device")
         try:
             device = load_device(pool.device)
+            place = where("pools", role, "tensor_parallel")
+            check_tensor_parallel(model, pool.tensor_parallel)
         except PhasewiseError as error:
-            raise ConfigError(f"{place}: {error}") from None
+            raise ConfigError(placed(place, error)) from None
         parts.policy(pool, where("pools", role, "policy"), folder)
         parts.order(pool, where("pools", role, "order"), folder)
         parts.step_time(pool, model, device, where("pools", role, "step_time"))

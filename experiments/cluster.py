@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments import parts
+from experiments.explain import placed
 from experiments.schema import Experiment, Pool
 from sim import specs
 from sim.cluster import Cluster, PoolSpec, TransferSpec
@@ -104,7 +105,7 @@ def load_model(name: str, folder: Path, where: str) -> specs.ModelSpec:
     try:
         return specs.load_model(str(local) if local.exists() else name)
     except PhasewiseError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(placed(where, error)) from None
 
 
 def _router(experiment: Experiment, role: str, folder: Path, where: Where) -> Router:
@@ -132,13 +133,13 @@ def _replica(
         specs.check_tensor_parallel(model, tp)
         blocks, origin = _blocks(pool, model, device)
     except PhasewiseError as error:
-        raise ConfigError(f"{where('pools', role)}: {error}") from None
+        raise ConfigError(placed(where("pools", role), error)) from None
     place = where("pools", role, "policy")
     policy = parts.policy(pool, place, folder)
     try:
         policy.check(blocks, pool.kv.block_tokens, pool.max_model_len)
     except PhasewiseError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(placed(place, error)) from None
     step_time = parts.step_time(pool, model, device, where("pools", role, "step_time"))
     told = step_time.describe()
     spec = ReplicaSpec(

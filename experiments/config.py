@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from experiments import engines, layers, strict_yaml
 from experiments.check_config import check
-from experiments.explain import explain, shown
+from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
 from experiments.schema import FILE_KEYS, SCHEMA_VERSION, Experiment
 from sim.errors import ConfigError
@@ -360,7 +360,7 @@ def _without_engine(
     try:
         sheet = load_device(str(device))
     except ConfigError as error:
-        raise ConfigError(f"{said.where('pools', role, 'device')}: {error}") from None
+        raise ConfigError(placed(said.where("pools", role, "device"), error)) from None
     note = engines.presets()[engine].get("note")
     notes = [f"engine {engine}: {note}"] if note else []
     return engines.settle(rest, engine, sheet.memory_bytes, sheet.name), notes

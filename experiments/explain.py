@@ -49,6 +49,12 @@ def explain(errors: Sequence[Any]) -> str:
     return f"{shown(first['input'])}: expected {expected}{_nearest(known)}"
 
 
+def placed(where: str, error: Exception) -> str:
+    """An error from below as one about a key; it may name that key itself already."""
+    key = where.rpartition(".")[2].rpartition(" ")[2]
+    return f"{where}: {str(error).removeprefix(f'{key}: ')}"
+
+
 def shown(value: object) -> str:
     """A value as it stands in YAML, shortened."""
     if value is None or isinstance(value, bool):

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments import options
+from experiments.explain import placed
 from experiments.names import canonical, suggestion, unknown
 from experiments.schema import Named, Pool
 from sim.cluster import Predictor
@@ -120,7 +121,7 @@ def _roofline(
             **more,
         )
     except PhasewiseError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(placed(where, error)) from None
 
 
 def _host(host: object, where: str) -> HostOverhead:

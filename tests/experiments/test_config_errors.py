@@ -151,12 +151,17 @@ MISUSES = [
     # hardware
     (
         BASE.replace("llama-3.1-8b", "llama-3.1-9b"),
-        "c.yaml: model: model: llama-3.1-9b has no data sheet (or the path of a config.json); "
+        "c.yaml: model: llama-3.1-9b has no data sheet (or the path of a config.json); "
         "did you mean llama-3.1-8b?",
     ),
     (
         BASE + "device: h100sxm",
-        "c.yaml: device: device: h100sxm has no data sheet; did you mean h100-sxm?",
+        "c.yaml: device: h100sxm has no data sheet; did you mean h100-sxm?",
+    ),
+    (
+        BASE + "tensor_parallel: 3",
+        "c.yaml: tensor_parallel: 3 does not divide the 32 query and 8 KV heads of llama-3.1-8b; "
+        "choose one of 1, 2, 4, 8, 16, 32",
     ),
     # pools
     (

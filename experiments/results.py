@@ -1,0 +1,197 @@
+"""Results in Python: variants side by side, as data frames and figures, without touching files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments import bundle, hashes
+from experiments.bundle import Bundle
+from experiments.config import Plan
+from experiments.names import unknown
+from experiments.variant import run_variant
+from sim.errors import ConfigError
+from sim.records import CAUSES, STATES
+from sim.request import NEVER
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+
+class Results:
+    """Finished variants by label, in the order of their config.
+
+    ``results["sarathi"]`` is the `experiments.bundle.Bundle` of one variant.
+    """
+
+    def __init__(self, bundles: Sequence[Bundle]) -> None:
+        self.bundles = list(bundles)
+
+    def __len__(self) -> int:
+        return len(self.bundles)
+
+    def __iter__(self) -> Iterator[Bundle]:
+        return iter(self.bundles)
+
+    def __getitem__(self, label: str) -> Bundle:
+        for each in self.bundles:
+            if each.label == label:
+                return each
+        raise KeyError(unknown("variant", label, self.labels))
+
+    def __repr__(self) -> str:
+        return f"Results({', '.join(self.labels)})"
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the variants."""
+        return [each.label for each in self.bundles]
+
+    def requests(self, label: str | None = None) -> pd.DataFrame:
+        """One row per arrived request of one variant, or of all (with a column ``variant``).
+
+        Columns as in ``requests.parquet``, states, reasons and replicas as text, times in ns (NA
+        where they never came), and every metric of a single request in seconds.
+        """
+        import pandas as pd
+
+        if label is not None:
+            return _requests_frame(self[label])
+        frames = {each.label: _requests_frame(each) for each in self.bundles}
+        return pd.concat(frames, names=["variant"]).reset_index("variant").reset_index(drop=True)
+
+    def metrics(self) -> pd.DataFrame:
+        """One row per variant; columns named as in ``summary.json``, such as ``ttft_s.p99``."""
+        import pandas as pd
+
+        return pd.DataFrame([_flat(each) for each in self.bundles]).set_index("variant")
+
+    def series(self, label: str) -> pd.DataFrame:
+        """Waiting, running and KV blocks in use of each replica over time."""
+        return _named_frame(self[label], self[label].series)
+
+    def steps(self, label: str) -> pd.DataFrame:
+        """One row per run of iterations.
+
+        Raises:
+            ConfigError: They were not recorded.
+        """
+        columns = self[label].steps
+        if columns is None:
+            raise ConfigError(f"{label}: steps were not recorded; set record.steps: true")
+        return _named_frame(self[label], columns)
+
+    def figures(self, style: str = "slide", x_scale: str = "log") -> dict[str, go.Figure]:
+        """CDFs by metric: ``ttft``, ``tpot``, ``itl``, ``e2e``, ``normalised_latency``.
+
+        Args:
+            style: A key of `experiments.looks.STYLES`.
+            x_scale: ``log`` or ``linear``.
+        """
+        from experiments.figures import CDFS, figure, lines_of
+        from experiments.looks import STYLES
+
+        if style not in STYLES:
+            raise ConfigError(f"figures: {unknown('style', style, STYLES)}")
+        if x_scale not in ("log", "linear"):
+            raise ConfigError(f"figures: {unknown('x scale', x_scale, ('log', 'linear'))}")
+        drawn = {}
+        for key in CDFS:
+            lines = lines_of(self.bundles, key)
+            if any(line.curve for line in lines):
+                drawn[key] = figure(key, lines, STYLES[style], x_scale)  # type: ignore[arg-type]
+        return drawn
+
+    def table(self, format: str = "markdown") -> str:
+        """The comparison as text: ``markdown``, ``latex`` or ``csv``."""
+        from experiments.tables import compare, table_text
+
+        return table_text(compare(self.bundles), format)
+
+    def save(self, folder: str | Path) -> None:
+        """Write one bundle per variant, as ``phasewise run --out`` does."""
+        from experiments.config import slug
+
+        for each in self.bundles:
+            bundle.write(each, Path(folder) / slug(each.label))
+
+
+def run_plan(plan: Plan) -> Results:
+    """Run all variants here, one after the other, and keep the results in memory.
+
+    Raises:
+        PhasewiseError: One line; the first variant that fails ends the run.
+    """
+    code = hashes.of_code()
+    return Results(
+        [
+            run_variant(experiment, plan.folder, position=position, code=code)
+            for position, experiment in enumerate(plan.variants)
+        ]
+    )
+
+
+def read(folder: str | Path) -> Results:
+    """The finished results below a folder of ``phasewise run``.
+
+    Raises:
+        BundleError: There are none, or they cannot be read.
+    """
+    found = [path for path in bundle.find(Path(folder)) if bundle.is_finished(path)]
+    if not found:
+        raise bundle.BundleError(f"{folder}: no variant is finished")
+    return Results([bundle.read(path) for path in found])
+
+
+def _requests_frame(one: Bundle) -> pd.DataFrame:
+    from sim.metrics import METRICS, PER_REQUEST
+
+    frame = _named_frame(one, one.requests)
+    for key, metric in PER_REQUEST.items():
+        frame[METRICS[key].name_in_files] = metric(one.requests)
+    return frame
+
+
+def _named_frame(one: Bundle, columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Columns as a frame: codes as the texts they stand for, NA for times that never came."""
+    import pandas as pd
+
+    names = [replica.name for replica in one.replicas]
+    texts: dict[str, Sequence[str]] = {
+        "state": STATES,
+        "reason": one.reasons,
+        "cause": CAUSES,
+        "replica": names,
+        "decode_replica": names,
+    }
+    made: dict[str, Any] = {}
+    for name, column in columns.items():
+        if name in texts:
+            made[name] = pd.Categorical.from_codes(column, list(texts[name]))
+        elif name in bundle.NULLABLE:
+            made[name] = pd.array(np.where(column == NEVER, 0, column), dtype="Int64")
+            made[name][column == NEVER] = pd.NA
+        else:
+            made[name] = column
+    return pd.DataFrame(made)
+
+
+def _flat(one: Bundle) -> dict[str, Any]:
+    summary = one.summary
+    row: dict[str, Any] = {
+        "variant": one.label,
+        "policy": one.policy,
+        "gpus": summary["gpus"],
+        "verdict": summary["verdict"]["name"],
+        **summary["requests"],
+    }
+    for name, value in summary["overall"].items():
+        if isinstance(value, Mapping):
+            row.update({f"{name}.{part}": number for part, number in value.items()})
+        else:
+            row[name] = value
+    return row
