@@ -96,10 +96,14 @@ def load(
         raise ConfigError(f"{source}: holds {shown(raw)}; expected keys with values")
     notes: list[str] = []
     raw = _renamed(raw, deprecated, source, notes)
-    last = parse_settings(settings)
-    last = layers.lay_over(last, layers.unfold(overrides, "overrides: ")) if overrides else last
-    last = _renamed(last, deprecated, "--set", notes)
-    of_file = {key: last.pop(key) for key in _OF_THE_FILE if key in last}
+    last = [
+        (_renamed(layer, deprecated, where, notes), where)
+        for layer, where in (
+            (layers.unfold(overrides or {}, "overrides: "), "overrides"),
+            (parse_settings(settings), "--set"),
+        )
+    ]
+    of_file = {key: layer.pop(key) for layer, _ in last for key in _OF_THE_FILE if key in layer}
     return _plan({**raw, **of_file}, last, source, folder, notes)
 
 
@@ -166,7 +170,11 @@ def _take(mapping: dict[str, Any], path: list[str]) -> Any:
 
 
 def _plan(
-    raw: Mapping[str, Any], last: dict[str, Any], source: str, folder: Path, notes: list[str]
+    raw: Mapping[str, Any],
+    last: Sequence[tuple[Mapping[str, Any], str]],
+    source: str,
+    folder: Path,
+    notes: list[str],
 ) -> Plan:
     _check_version(raw, source)
     base = {key: value for key, value in raw.items() if key not in ("compare", "grid")}
@@ -175,7 +183,7 @@ def _plan(
     experiments = []
     for label, overrides in chosen:
         where = source if len(chosen) == 1 and label is None else f"{source}: variant {label}"
-        stack = [(base, source), (overrides, where), (last, "--set")]
+        stack = [(base, source), (overrides, where), *last]
         experiment, more = _resolve(label, stack, folder)
         experiments.append(experiment)
         notes.extend(note for note in more if note not in notes)

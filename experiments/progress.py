@@ -77,16 +77,17 @@ def _said(job: Job, elapsed_s: float) -> str:
         return _WORDS[job.state]
     rate = job.ended / elapsed_s if elapsed_s > 0 else 0.0
     total = f"{job.total:,}" if job.total else "?"
-    return f"{job.now_ns / 1e9:,.0f} s simulated, {job.ended:,}/{total} requests, {rate:,.0f}/s"
+    return f"{job.now_ns / 1e9:,.0f} s, {job.ended:,}/{total} requests, {rate:,.0f}/s"
 
 
 def _bars(console: Console) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
     return Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[said]}", markup=False),
+        BarColumn(bar_width=16),
+        TextColumn("{task.fields[said]}", markup=False, table_column=Column(no_wrap=True)),
         console=console,
         refresh_per_second=5,
     )
