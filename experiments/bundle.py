@@ -10,6 +10,7 @@
     steps.parquet      one row per run of iterations; can be off, no table or figure needs it
     summary.json       notes, metrics, verdict, replicas; written last: its presence says "finished"
 
+A run of several variants has one such folder for each, and `variants.json`, which lists them.
 Times are integer nanoseconds from the start of the simulation; null where they never came.
 """
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 BUNDLE_VERSION = 1
 """Version of the bundle's files. Older ones are read, newer ones refused."""
+
+INDEX = "variants.json"
+"""File that lists the bundles of a run, in their order."""
 
 Columns = dict[str, npt.NDArray[Any]]
 Gaps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -118,6 +122,12 @@ def write(bundle: Bundle, folder: Path) -> None:
     _write_all(bundle, partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
+
+
+def write_index(folder: Path, variants: Sequence[str]) -> None:
+    """Say which folders belong to the last run: others may be left of an earlier config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / INDEX, {"variants": list(variants)})
 
 
 def partial_folder(folder: Path) -> Path:
@@ -307,7 +317,7 @@ def read(folder: Path) -> Bundle:
 
 
 def find(folder: Path) -> list[Path]:
-    """The finished bundles at or directly below a folder, in the order of their run.
+    """The bundles at or directly below a folder, those of its last run in their order.
 
     Raises:
         BundleError: There is none.
@@ -316,11 +326,15 @@ def find(folder: Path) -> list[Path]:
         return [folder]
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such folder; expected results of `phasewise run`")
-    found = [path for path in sorted(folder.iterdir()) if is_bundle(path) and path.name[0] != "."]
+    index = folder / INDEX
+    if index.is_file():
+        listed = [folder / str(name) for name in _read_json(index)["variants"]]
+    else:
+        listed = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
+    found = [path for path in listed if is_bundle(path)]
     if not found:
         raise BundleError(f"{folder}: holds no results of `phasewise run`")
-    order = [_read_json(path / "environment.json").get("position", 0) for path in found]
-    return [path for _, path in sorted(zip(order, found, strict=True))]
+    return found
 
 
 def _replica(entry: Mapping[str, Any]) -> ReplicaInfo:

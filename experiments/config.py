@@ -184,9 +184,7 @@ def _plan(
     for label, overrides in chosen:
         where = source if len(chosen) == 1 and label is None else f"{source}: variant {label}"
         stack = [(base, source), (overrides, where), *last]
-        experiment, more = _resolve(label, stack, folder)
-        experiments.append(experiment)
-        notes.extend(note for note in more if note not in notes)
+        experiments.append(_resolve(label, stack, folder))
     _check_labels([experiment.label for experiment in experiments], source)
     first = experiments[0]
     return Plan(first.name, first.about, source, folder, tuple(experiments), tuple(notes))
@@ -276,7 +274,7 @@ def slug(label: str) -> str:
 
 def _resolve(
     label: str | None, stack: Sequence[tuple[Mapping[str, Any], str]], folder: Path
-) -> tuple[Experiment, list[str]]:
+) -> Experiment:
     merged: dict[str, Any] = {}
     written = []
     for layer, where in stack:
@@ -286,13 +284,16 @@ def _resolve(
     said = _Said(written)
     resolved = layers.with_pools(layers.without_nulls(merged), f"{said.source}: ")
     resolved, notes = _settled(resolved, said)
+    if notes:
+        own = resolved.get("notes", [])
+        resolved["notes"] = [*own, *(note for note in notes if note not in own)]
     resolved["label"] = label or resolved.get("label") or _default_label(resolved)
     try:
         experiment = Experiment.model_validate(resolved)
     except ValidationError as error:
         raise ConfigError(_line(error.errors(), said)) from None
     check(experiment, said.where, folder)
-    return experiment, notes
+    return experiment
 
 
 def _default_label(resolved: Mapping[str, Any]) -> str:

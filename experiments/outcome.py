@@ -46,6 +46,7 @@ def run(
             experiment, plan.folder
         )  # sizes that do not fit are told before anything runs
     jobs = jobs_of(plan, out)
+    bundle.write_index(out, [job.folder.name for job in jobs])
     try:
         with Bars(_console(stderr=True)) as bars:
             for job in jobs:
@@ -105,7 +106,7 @@ def check(plan: Plan, *, as_json: bool = False) -> None:
     for experiment in plan.variants:
         built = cluster.build(experiment, plan.folder)
         workload = build_workload(experiment, plan.folder, built.max_model_len)
-        notes.update(dict.fromkeys([*workload.notes, *built.notes]))
+        notes.update(dict.fromkeys([*experiment.notes, *workload.notes, *built.notes]))
         pools = cluster.pools_of(experiment)
         rows.append(
             {

@@ -116,8 +116,10 @@ class Results:
         """Write one bundle per variant, as ``phasewise run --out`` does."""
         from experiments.config import slug
 
-        for each in self.bundles:
-            bundle.write(each, Path(folder) / slug(each.label))
+        names = [slug(each.label) for each in self.bundles]
+        bundle.write_index(Path(folder), names)
+        for each, name in zip(self.bundles, names, strict=True):
+            bundle.write(each, Path(folder) / name)
 
 
 def run_plan(plan: Plan) -> Results:
@@ -128,10 +130,7 @@ def run_plan(plan: Plan) -> Results:
     """
     code = hashes.of_code()
     return Results(
-        [
-            run_variant(experiment, plan.folder, position=position, code=code)
-            for position, experiment in enumerate(plan.variants)
-        ]
+        [run_variant(experiment, plan.folder, code=code) for experiment in plan.variants]
     )
 
 

@@ -136,7 +136,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _write(job: Job, folder: Path, progress: Progress) -> None:
-    made = run_variant(job.experiment, folder, position=job.position, progress=progress)
+    made = run_variant(job.experiment, folder, progress=progress)
     bundle.write(made, job.folder)
 
 

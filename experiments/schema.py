@@ -196,6 +196,8 @@ class Common(Strict):
     """Folder of the results. Default: the file's name."""
     about: str = ""
     """What the experiment shows, printed above its table."""
+    notes: list[str] = []
+    """Sentences for a reader of the results; an engine adds what it does and we do not model."""
     router: Named = {"name": "round-robin"}
     """Which replica a request goes to: a name, or name and options (``phasewise list routers``)."""
     predictor: Named | None = None

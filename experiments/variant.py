@@ -67,7 +67,7 @@ def fingerprint(experiment: Experiment, folder: Path, code: str) -> Fingerprint:
         folder: Where its relative paths start.
         code: `experiments.hashes.of_code()`, computed once.
     """
-    config = experiment.model_dump(mode="json", exclude={"label", "name", "about"})
+    config = experiment.model_dump(mode="json", exclude={"label", "name", "about", "notes"})
     path = trace_path(experiment.workload, folder)
     own = [hashes.of_file(file) for file in _own_files(experiment, folder)]
     return Fingerprint(
@@ -92,7 +92,6 @@ def run_variant(
     experiment: Experiment,
     folder: Path,
     *,
-    position: int = 0,
     code: str | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
@@ -101,7 +100,6 @@ def run_variant(
     Args:
         experiment: Resolved and checked.
         folder: Where its relative paths start.
-        position: Its place among the variants, for the order in tables.
         code: Hash of our code if known already.
         progress: Told now and then how far it is.
 
@@ -111,6 +109,9 @@ def run_variant(
     started, clock = time.time(), time.perf_counter()
     built = cluster.build(experiment, folder)
     workload = build_workload(experiment, folder, built.max_model_len)
+    windows = Windows(experiment.warm_up_s, experiment.drain_s)
+    if experiment.workload.arrivals.process != "closed-loop":
+        windows.bounds_ns(workload.trace.arrival_ns)  # refuses now, not after the simulation
     prepared = time.perf_counter()
     result = simulate(
         workload.source,
@@ -122,9 +123,10 @@ def run_variant(
         progress=_with_total(progress, len(workload.trace)),
     )
     simulated = time.perf_counter()
-    notes = [*workload.notes, *built.notes]
-    bundle = _bundle(experiment, folder, workload, result, notes)
-    bundle.environment = _environment(experiment, folder, position, code or hashes.of_code())
+    notes = [*experiment.notes, *workload.notes, *built.notes]
+    bundle = _bundle(experiment, folder, workload, result, windows)
+    bundle.notes = notes
+    bundle.environment = _environment(experiment, folder, code or hashes.of_code())
     bundle.wallclock = {
         "started_unix_s": started,
         "prepare_s": prepared - clock,
@@ -156,10 +158,9 @@ def _bundle(
     folder: Path,
     workload: Workload,
     result: SimulationResult,
-    notes: list[str],
+    windows: Windows,
 ) -> Bundle:
     requests = _with_trace(result.requests, workload.trace)
-    windows = Windows(experiment.warm_up_s, experiment.drain_s)
     groups, names = class_groups(requests, windows.mask(requests["arrival_ns"]))
     counted = result.itl(groups)
     gaps = {name: counted[group] for group, name in enumerate(names) if group in counted}
@@ -185,7 +186,6 @@ def _bundle(
         transfers=dict(result.transfers),
         steps=None if result.steps is None else dict(result.steps),
         end_ns=result.end_ns,
-        notes=notes,
         summary=summary,
     )
 
@@ -207,15 +207,12 @@ def _slo(experiment: Experiment) -> SLO:
     return SLO(**targets, classes=classes)
 
 
-def _environment(
-    experiment: Experiment, folder: Path, position: int, code: str
-) -> dict[str, Any]:
+def _environment(experiment: Experiment, folder: Path, code: str) -> dict[str, Any]:
     prints = fingerprint(experiment, folder, code)
     return {
         "phasewise": __version__,
         "python": platform.python_version(),
         **{name: version(name) for name in ("numpy", "simpy", "pyarrow")},
-        "position": position,
         "seed": experiment.seed,
         "content_sha256": prints.content,
         "config_sha256": prints.config,

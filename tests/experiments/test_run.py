@@ -19,6 +19,7 @@ from experiments import bundle, hashes
 from experiments.config import Plan, load
 from experiments.run import InterruptedRunError, Job, jobs_of, run_jobs
 from experiments.variant import run_variant
+from sim.errors import ConfigError
 
 LINEAR = {"model": "linear", "base_s": 0.005, "prefill_token_s": 3e-5, "context_token_s": 2e-8}
 POOLS = {
@@ -246,6 +247,30 @@ def test_something_else_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "sarathi" / "thesis.tex").exists()
 
 
+def test_a_variant_of_an_earlier_config_is_no_part_of_the_results(tmp_path: Path) -> None:
+    first, second = run_here(load(CONFIG), tmp_path)
+    assert sorted(bundle.find(tmp_path)) == sorted([first.folder, second.folder])
+
+    bundle.write_index(tmp_path, [second.folder.name])
+
+    assert bundle.find(tmp_path) == [second.folder]
+
+
+def test_windows_that_leave_nothing_are_refused_before_the_run() -> None:
+    variant = load(CONFIG, ["warm_up_s=9000"]).variants[0]
+
+    with pytest.raises(ConfigError, match="leave nothing to measure"):
+        run_variant(variant, Path())
+
+
+def test_what_an_engine_does_and_we_do_not_is_kept_with_the_results(tmp_path: Path) -> None:
+    made = run_variant(
+        load({**CONFIG, "compare": None, "engine": "vllm-0.19"}).variants[0], tmp_path
+    )
+
+    assert made.notes[0].startswith("engine vllm-0.19: Prefix caching")
+
+
 # --- reuse
 
 
@@ -386,4 +411,4 @@ def test_ctrl_c_ends_the_command_and_its_workers(tmp_path: Path, repository: Pat
     assert "interrupted: 1 of 3 variants are finished and usable" in stderr.splitlines()[-1]
     assert "Traceback" not in stderr
     assert "quick" in stdout
-    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["quick"]
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["quick", "variants.json"]
