@@ -8,6 +8,7 @@ import shutil
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -33,6 +34,7 @@ class Job:
         experiment: What to run.
         position: Its place in the plan.
         folder: Where its results go.
+        content: Hash of all that its results depend on.
         state: How far it is.
         now_ns: Simulated time.
         ended: Requests that have ended.
@@ -43,6 +45,7 @@ class Job:
     experiment: Experiment
     position: int
     folder: Path
+    content: str
     state: State = "waiting"
     now_ns: int = 0
     ended: int = 0
@@ -66,16 +69,17 @@ def jobs_of(plan: Plan, out: Path) -> list[Job]:
     code = hashes.of_code()
     jobs = []
     for position, experiment in enumerate(plan.variants):
-        job = Job(experiment, position, out / slug(experiment.label))
-        if _valid(job.folder, fingerprint(experiment, plan.folder, code).content):
+        content = fingerprint(experiment, plan.folder, code).content
+        job = Job(experiment, position, out / slug(experiment.label), content)
+        if _valid(job):
             job.state = "reused"
         jobs.append(job)
     return jobs
 
 
-def _valid(folder: Path, content: str) -> bool:
+def _valid(job: Job) -> bool:
     try:
-        return bundle.is_finished(folder) and bundle.content_hash(folder) == content
+        return bundle.is_finished(job.folder) and bundle.content_hash(job.folder) == job.content
     except bundle.BundleError:
         return False
 
@@ -102,11 +106,13 @@ def run_jobs(
 
 
 def _left_over(jobs: Sequence[Job]) -> str:
-    done = [job for job in jobs if job.state in ("finished", "reused")]
     for job in jobs:
+        if job.state == "running" and _valid(job):
+            job.state = "finished"  # it was written, and could not tell any more
         shutil.rmtree(bundle.partial_folder(job.folder), ignore_errors=True)
         if job.state in ("waiting", "running"):
             job.state = "stopped"
+    done = [job for job in jobs if job.state in ("finished", "reused")]
     kept = f"{len(done)} of {len(jobs)} variants are finished and usable"
     where = f" in {done[0].folder.parent}" if done else ""
     return f"interrupted: {kept}{where}; the same command runs the rest"
@@ -184,12 +190,26 @@ def _start_server() -> None:
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
-        forkserver.ensure_running()
+        with _undisturbed():
+            forkserver.ensure_running()
     finally:
         if before is None:
             del os.environ["PYTHONSAFEPATH"]
         else:
             os.environ["PYTHONSAFEPATH"] = before
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold Ctrl-C back while a process is started: one that nobody knows of could not be ended.
+
+    Processes started here inherit that, so that it never reaches a worker before its own handler.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(
@@ -203,10 +223,11 @@ def _start(
     while len(running) < processes and (job := next(rest, None)) is not None:
         here, there = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(job, folder, there), daemon=True)
-        process.start()
+        with _undisturbed():
+            process.start()
+            running[here] = process, job
         there.close()
         job.state = "running"
-        running[here] = process, job
         on_change(job)
 
 
@@ -241,5 +262,7 @@ def _work(job: Job, folder: Path, connection: Connection) -> None:
     try:
         _write(job, folder, progress)
         connection.send(_Told("finished", latest.now_ns, latest.total, latest.total))
+    except BrokenPipeError:
+        return  # the parent has gone; there is nobody to tell
     except Exception as error:
         connection.send(_Told("failed", error=_one_line(error)))
