@@ -49,11 +49,11 @@ class Orca(Policy):
 
     def schedule(self, state: ReplicaState) -> ScheduledBatch:
         """All decodes, then whole prompts in order while there are seats and memory."""
-        batch = ScheduledBatch(repeat=UNTIL_CHANGE)
+        batch = ScheduledBatch(UNTIL_CHANGE)
         state.decode_all(batch)
         first_come = state.order.first_come
         while state.waiting:
-            request = state.waiting.head
+            request = state.waiting[0]
             if len(state.running) >= self.max_batch_size:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 break

@@ -69,13 +69,13 @@ class PrefillFirst(Policy):
 
     def _prefills(self, state: ReplicaState, batch: ScheduledBatch) -> None:
         waiting, left = state.waiting, self._budget(state.max_model_len)
-        watermark = self.watermark_blocks(state.kv.total_blocks)
+        watermark = state.watermark_blocks
         first_come = state.order.first_come
         while waiting:
             if len(state.running) >= self.max_num_seqs:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return
-            request = waiting.head
+            request = waiting[0]
             tokens = request.known_tokens
             if tokens > left:
                 batch.refuse(Cause.NO_BUDGET, first_come=first_come)

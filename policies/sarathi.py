@@ -37,7 +37,7 @@ class Sarathi(Policy):
 
     def schedule(self, state: ReplicaState) -> ScheduledBatch:
         """Decodes, then chunks of prefills under way, then new requests, within the budget."""
-        batch = ScheduledBatch(repeat=UNTIL_CHANGE, spare_blocks=1)
+        batch = ScheduledBatch(UNTIL_CHANGE, 1)
         if not state.decode_all(batch, spare_blocks=1):
             self._make_room(state)
             state.decode_all(batch)
@@ -62,7 +62,7 @@ class Sarathi(Policy):
                 state.make_room(request, later, spare_blocks=1)
 
     def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> None:
-        waiting, watermark = state.waiting, self.watermark_blocks(state.kv.total_blocks)
+        waiting, watermark = state.waiting, state.watermark_blocks
         first_come = state.order.first_come
         while waiting:
             if not left:
@@ -71,7 +71,7 @@ class Sarathi(Policy):
             if len(state.running) >= self.max_num_seqs:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return
-            request = waiting.head
+            request = waiting[0]
             whole = request.known_tokens
             if not state.kv.allocate(request, whole, keep_free=watermark):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)

@@ -46,7 +46,7 @@ class TokenBudget(Policy):
 
     def schedule(self, state: ReplicaState) -> ScheduledBatch:
         """Running requests in order, then waiting ones."""
-        batch = ScheduledBatch(repeat=UNTIL_CHANGE)
+        batch = ScheduledBatch(UNTIL_CHANGE)
         batch.in_running_order = True
         left = self._serve_lockstep(state, batch)
         if left is None:
@@ -131,7 +131,7 @@ class TokenBudget(Policy):
             if len(state.running) >= self.max_num_seqs:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return
-            request = waiting.head
+            request = waiting[0]
             tokens = self._chunk(request, 0, left)
             keep = int(self.watermark * kv.total_blocks) if state.running else 0
             if self.reserve_full_prompt:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,12 +88,29 @@ def simulate(
     env.process(_feed(env, live, arrivals, progress))
     if recorder.record.series_points:
         env.process(_sample(env, live, recorder))
-    if until_ns is None:
-        env.run()
-        _raise_if_stuck(live)
-    else:
-        env.run(until=Instant(env, until_ns, Phase.SAMPLE + len(live.replicas)))
+    with _no_cycle_collection():
+        if until_ns is None:
+            env.run()
+            _raise_if_stuck(live)
+        else:
+            env.run(until=Instant(env, until_ns, Phase.SAMPLE + len(live.replicas)))
     return _result(live, recorder, int(env.now))
+
+
+@contextmanager
+def _no_cycle_collection() -> Iterator[None]:
+    """Pause Python's cycle collector: the loop makes many small objects and no cycles of them.
+
+    All of its memory comes back by reference counts; the collector would only walk the living over
+    and over, a fifth of the run time.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _feed(

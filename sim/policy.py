@@ -25,7 +25,7 @@ class ReplicaState:
     Attributes:
         role: ``both``, ``prefill`` or ``decode``.
         kv: Memory to allocate from.
-        waiting: Requests to be prefilled here, the next one at ``waiting.head``.
+        waiting: Requests to be prefilled here, the next one at ``waiting[0]``.
         running: Admitted requests in order of admission (a dict used as an ordered set).
         prefilling: Those of `running` whose prefill is not complete, in the same order.
         loaded: Decode role: requests whose KV has arrived and that do not run yet.
@@ -34,6 +34,7 @@ class ReplicaState:
         wake_at_ns: A policy may set it: have a pass at this instant although nothing happens.
         preempted: Requests preempted in this pass, in order.
         max_model_len: Longest prompt + max_tokens, or None.
+        watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ReplicaState:
         *,
         role: str = "both",
         max_model_len: int | None = None,
+        watermark_blocks: int = 0,
         on_preempt: Callable[[Request, int, int, int], None] | None = None,
         on_join: Callable[[Request], None] | None = None,
     ) -> None:
@@ -50,6 +52,7 @@ class ReplicaState:
         self.order = order
         self.role = role
         self.max_model_len = max_model_len
+        self.watermark_blocks = watermark_blocks
         self.waiting = WaitingQueue(order)
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
@@ -74,10 +77,10 @@ class ReplicaState:
 
         Its prefill target is fixed at its known tokens, of which `cached_tokens` need no computing.
         """
-        if self.waiting.head is request:
+        if self.waiting[0] is request:
             self.waiting.pop_head()
         else:
-            self.waiting.remove(request)
+            self.waiting.take_out(request)
         self.admitted.append(request)
         self._seat(request)
         request.target_tokens = request.known_tokens

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
 from typing import Protocol
 
 from sim.request import Request
@@ -48,72 +47,59 @@ class FirstCome:
         return later.pop() if later else request
 
 
-class WaitingQueue:
-    """Requests that wait to be prefilled, the first to be admitted at the head."""
+class WaitingQueue(deque[Request]):
+    """Requests that wait to be prefilled, the first to be admitted at the head.
 
-    __slots__ = ("_front", "_keys", "_seq", "_sorted", "_tail", "order")
+    A deque in the order of admission; use `join`, `put_back`, `pop_head` and `take_out` to change it.
+    """
 
     def __init__(self, order: QueueOrder) -> None:
+        super().__init__()
         self.order = order
-        self._front: deque[Request] = deque()
-        self._tail: deque[Request] = deque()
-        self._keys: list[tuple[float | tuple[float, ...], int]] = []
-        self._sorted: list[Request] = []
+        self._front = 0  # preempted requests, before the sorted ones
+        self._keys: list[tuple[float | tuple[float, ...], int]] = []  # of the sorted ones
         self._seq = 0
-
-    def __len__(self) -> int:
-        return len(self._front) + len(self._tail) + len(self._sorted)
-
-    def __bool__(self) -> bool:
-        return bool(self._tail or self._front or self._sorted)
-
-    def __iter__(self) -> Iterator[Request]:
-        yield from self._front
-        yield from self._tail
-        yield from self._sorted
 
     @property
     def head(self) -> Request:
         """The request that is next in order."""
-        if self._front:
-            return self._front[0]
-        return self._tail[0] if self._tail else self._sorted[0]
+        return self[0]
 
-    def append(self, request: Request) -> None:
-        """Let a new request join."""
+    def join(self, request: Request) -> None:
+        """Let a new request wait."""
         if self.order.first_come:
-            self._tail.append(request)
+            self.append(request)
         else:
             self._insert(request)
 
     def put_back(self, request: Request) -> None:
         """Let a preempted request wait again, before those that never ran (priority: in order)."""
         if self.order.preempted_first:
-            self._front.appendleft(request)
+            self._front += 1
+            self.appendleft(request)
         else:
             self._insert(request)
 
     def pop_head(self) -> Request:
         """Take out the head."""
         if self._front:
-            return self._front.popleft()
-        if self._tail:
-            return self._tail.popleft()
-        del self._keys[0]
-        return self._sorted.pop(0)
+            self._front -= 1
+        elif self._keys:
+            del self._keys[0]
+        return self.popleft()
 
-    def remove(self, request: Request) -> None:
+    def take_out(self, request: Request) -> None:
         """Take out any request that waits here."""
-        for part in (self._front, self._tail):
-            if request in part:
-                part.remove(request)
-                return
-        at = self._sorted.index(request)
-        del self._keys[at], self._sorted[at]
+        at = self.index(request)
+        if at < self._front:
+            self._front -= 1
+        elif self._keys:
+            del self._keys[at - self._front]
+        del self[at]
 
     def _insert(self, request: Request) -> None:
         self._seq += 1
         entry = (self.order.key(request), self._seq)
         at = bisect_left(self._keys, entry)
-        insort(self._keys, entry)
-        self._sorted.insert(at, request)
+        self._keys.insert(at, entry)
+        self.insert(self._front + at, request)

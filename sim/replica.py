@@ -119,6 +119,7 @@ class Replica:
             spec.order,
             role=role,
             max_model_len=spec.max_model_len,
+            watermark_blocks=self.watermark,
             on_preempt=self._preempted,
             on_join=self._joined_group,
         )
@@ -170,7 +171,7 @@ class Replica:
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
-        self.state.waiting.append(request)
+        self.state.waiting.join(request)
         if not (self.in_flight and self.in_flight[-1].batch.deaf):
             self.notify()
 
@@ -230,8 +231,10 @@ class Replica:
         state.now_ns = now
         state.wake_at_ns = None
         while True:
-            state.preempted = []
-            state.admitted = []
+            if state.preempted:
+                state.preempted = []
+            if state.admitted:
+                state.admitted = []
             if state.loaded and policy.joins_loaded:
                 state.join_loaded(policy.seats)
             batch = policy.schedule(state)
@@ -244,7 +247,8 @@ class Replica:
         flight = self._board(batch, now) if runs else None
         if self.role == "decode" and not state.waiting:
             self._surroundings.pull(self)
-        self._set_timer(state.wake_at_ns)
+        if state.wake_at_ns is not None:
+            self._set_timer(state.wake_at_ns)
         if flight is not None:
             self._launch(flight)
         return flight is not None
@@ -522,9 +526,9 @@ class Replica:
         if flight.notes is not None:
             self._recorder.decisions += flight.notes.decisions(flight, n, self.place)
 
-    def _set_timer(self, when_ns: int | None) -> None:
-        """The policy asks for a pass at this instant, if it does not wait in vain until then."""
-        if when_ns is not None and self._timer_ns != when_ns:
+    def _set_timer(self, when_ns: int) -> None:
+        """The policy wants a pass at this instant although nothing may happen."""
+        if self._timer_ns != when_ns:
             self._timer_ns = when_ns
             Instant(self.env, when_ns - now_ns(self.env), self._turn).callbacks.append(
                 self._timer_rings

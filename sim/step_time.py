@@ -105,8 +105,8 @@ class StepTimeOrigin:
     error: str
 
 
-SHORT_RUN = 12
-"""Runs shorter than this are quicker in plain Python than in numpy."""
+SHORT_RUN = 32
+"""Runs shorter than this are quicker in plain Python than in numpy, the way back to ints included."""
 
 
 @dataclass(frozen=True)
