@@ -50,7 +50,7 @@ class FirstCome:
 class WaitingQueue(deque[Request]):
     """Requests that wait to be prefilled, the first to be admitted at the head.
 
-    A deque in the order of admission; use `join`, `put_back`, `pop_head` and `take_out` to change it.
+    A deque in order of admission; `join`, `put_back`, `pop_head` and `take_out` change it.
     """
 
     def __init__(self, order: QueueOrder) -> None:

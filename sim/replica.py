@@ -225,23 +225,11 @@ class Replica:
                         yield self._wake
 
     def _pass(self) -> bool:
-        """One scheduling pass, repeated while it only preempts (rule 2). True if a step started."""
-        state, policy = self.state, self.policy
-        now: int = self.env.now  # type: ignore[assignment]
-        state.now_ns = now
-        state.wake_at_ns = None
-        while True:
-            if state.preempted:
-                state.preempted = []
-            if state.admitted:
-                state.admitted = []
-            if state.loaded and policy.joins_loaded:
-                state.join_loaded(policy.seats)
-            batch = policy.schedule(state)
-            runs = batch.all_decodes or bool(batch.tokens)
-            if runs or not state.preempted:
-                break
-            self._repeated_pass(now)
+        """One scheduling pass; True if a step started."""
+        state = self.state
+        now = state.now_ns = now_ns(self.env)
+        batch = self._decide(state, now)
+        runs = batch.all_decodes or bool(batch.tokens)
         if state.admitted:
             self._admitted(now)
         flight = self._board(batch, now) if runs else None
@@ -252,6 +240,22 @@ class Replica:
         if flight is not None:
             self._launch(flight)
         return flight is not None
+
+    def _decide(self, state: ReplicaState, now: int) -> ScheduledBatch:
+        """Ask the policy, again while it only preempts (rule 2)."""
+        policy = self.policy
+        state.wake_at_ns = None
+        while True:
+            if state.preempted:
+                state.preempted = []
+            if state.admitted:
+                state.admitted = []
+            if state.loaded and policy.joins_loaded:
+                state.join_loaded(policy.seats)
+            batch = policy.schedule(state)
+            if batch.all_decodes or batch.tokens or not state.preempted:
+                return batch
+            self._repeated_pass(now)
 
     def _board(self, batch: ScheduledBatch, now: int) -> Flight:
         """Bring the decode group in line with the batch, and add up what it computes."""

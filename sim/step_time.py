@@ -106,7 +106,7 @@ class StepTimeOrigin:
 
 
 SHORT_RUN = 32
-"""Runs shorter than this are quicker in plain Python than in numpy, the way back to ints included."""
+"""Runs shorter than this are quicker in plain Python than in numpy and back."""
 
 
 @dataclass(frozen=True)
