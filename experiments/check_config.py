@@ -1,6 +1,7 @@
-"""What a config's keys may say together: names that exist, options that belong, files there.
+"""What a config's keys may say together: options that belong, files that are there.
 
-Sizes that depend on each other (memory, heads by GPUs) are checked where the cluster is built.
+Names, their options, and sizes that depend on each other (memory, heads by GPUs) are checked by
+building the cluster.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from experiments import parts
-from experiments.cluster import Where, load_model, pools_of
-from experiments.explain import placed, shown
+from experiments import cluster
+from experiments.cluster import Where
+from experiments.explain import shown
 from experiments.names import unknown
+from experiments.parts import NEED_PREDICTOR
 from experiments.schema import Experiment, Workload
 from experiments.workload import trace_path
-from sim.errors import ConfigError, PhasewiseError
-from sim.specs import check_tensor_parallel, load_device
+from sim.errors import ConfigError
 
 _BELONGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -43,8 +44,10 @@ def check(experiment: Experiment, where: Where, folder: Path) -> None:
     """
     _check_source(experiment.workload, where, folder)
     _check_arrivals(experiment.workload, where)
-    _check_names(experiment, where, folder)
-    _check_routers(experiment, where, folder)
+    if experiment.decode_router is not None and experiment.pools.decode is None:
+        raise ConfigError(f"{where('decode_router')}: there is no decode pool; try router")
+    cluster.build(experiment, folder, where)
+    _check_predictor(experiment, where)
 
 
 def _check_source(workload: Workload, where: Where, folder: Path) -> None:
@@ -98,32 +101,10 @@ def _check_arrivals(workload: Workload, where: Where) -> None:
         raise ConfigError(f"{place}: {shown(window)}: expected [from, to] with 0 <= from < to")
 
 
-def _check_names(experiment: Experiment, where: Where, folder: Path) -> None:
-    model = load_model(experiment.model, folder, where("model"))
-    for role, pool in pools_of(experiment).items():
-        place = where("pools", role, "device")
-        try:
-            device = load_device(pool.device)
-            place = where("pools", role, "tensor_parallel")
-            check_tensor_parallel(model, pool.tensor_parallel)
-        except PhasewiseError as error:
-            raise ConfigError(placed(place, error)) from None
-        parts.policy(pool, where("pools", role, "policy"), folder)
-        parts.order(pool, where("pools", role, "order"), folder)
-        parts.step_time(pool, model, device, where("pools", role, "step_time"))
-        if pool.order["name"] in parts.NEED_PREDICTOR and experiment.predictor is None:
-            raise ConfigError(
-                f"{where('predictor')}: is required by order {pool.order['name']}; "
-                "choose one of bucket, noisy, oracle"
-            )
-
-
-def _check_routers(experiment: Experiment, where: Where, folder: Path) -> None:
-    parts.router(experiment.router, where("router"), folder)
-    if experiment.predictor is not None:
-        parts.predictor(experiment.predictor, where("predictor"), folder)
-    if experiment.decode_router is None:
-        return
-    parts.router(experiment.decode_router, where("decode_router"), folder)
-    if experiment.pools.decode is None:
-        raise ConfigError(f"{where('decode_router')}: there is no decode pool; try router")
+def _check_predictor(experiment: Experiment, where: Where) -> None:
+    for pool in cluster.pools_of(experiment).values():
+        order = pool.order.get("name")
+        if order in NEED_PREDICTOR and experiment.predictor is None:
+            place = where("predictor")
+            choices = "bucket, noisy, oracle"
+            raise ConfigError(f"{place}: is required by order {order}; choose one of {choices}")

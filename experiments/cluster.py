@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,8 +103,15 @@ _POOL_NAMES = {"colocated": "replica", "prefill": "prefill", "decode": "decode"}
 def load_model(name: str, folder: Path, where: str) -> specs.ModelSpec:
     """A model by name, or from a config.json relative to `folder` or to the working folder."""
     local = folder / name
-    try:
+    with _told_at(where):
         return specs.load_model(str(local) if local.exists() else name)
+
+
+@contextmanager
+def _told_at(where: str) -> Iterator[None]:
+    """Errors from below name the key that they are about."""
+    try:
+        yield
     except PhasewiseError as error:
         raise ConfigError(placed(where, error)) from None
 
@@ -127,19 +135,17 @@ def _transfer(experiment: Experiment) -> TransferSpec:
 def _replica(
     pool: Pool, role: str, model: specs.ModelSpec, folder: Path, where: Where
 ) -> tuple[ReplicaSpec, list[str]]:
-    device = specs.load_device(pool.device)
+    with _told_at(where("pools", role, "device")):
+        device = specs.load_device(pool.device)
+    with _told_at(where("pools", role, "tensor_parallel")):
+        specs.check_tensor_parallel(model, pool.tensor_parallel)
     tp = pool.tensor_parallel
-    try:
-        specs.check_tensor_parallel(model, tp)
+    with _told_at(where("pools", role, "kv")):
         blocks, origin = _blocks(pool, model, device)
-    except PhasewiseError as error:
-        raise ConfigError(placed(where("pools", role), error)) from None
     place = where("pools", role, "policy")
     policy = parts.policy(pool, place, folder)
-    try:
+    with _told_at(place):
         policy.check(blocks, pool.kv.block_tokens, pool.max_model_len)
-    except PhasewiseError as error:
-        raise ConfigError(placed(place, error)) from None
     step_time = parts.step_time(pool, model, device, where("pools", role, "step_time"))
     told = step_time.describe()
     spec = ReplicaSpec(

@@ -311,6 +311,7 @@ class _Said:
     def __init__(self, written: Sequence[tuple[Mapping[str, Any], str]]) -> None:
         self._written = written
         self.source = written[0][1]
+        self._variant = written[1][1]  # where nobody said it: the variant that is short of it
 
     def where(self, *path: str | int) -> str:
         """``file.yaml: policy.name`` of a path such as ``pools, colocated, policy, name``."""
@@ -323,7 +324,7 @@ class _Said:
             for candidate in candidates:
                 if _holds(layer, candidate):
                     return f"{where}: {_dotted(candidate)}"
-        return f"{self.source}: {_dotted(candidates[0])}"
+        return f"{self._variant}: {_dotted(candidates[0])}"
 
 
 def _holds(layer: Any, path: Sequence[str | int]) -> bool:

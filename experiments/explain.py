@@ -52,7 +52,10 @@ def explain(errors: Sequence[Any]) -> str:
 def placed(where: str, error: Exception) -> str:
     """An error from below as one about a key; it may name that key itself already."""
     key = where.rpartition(".")[2].rpartition(" ")[2]
-    return f"{where}: {str(error).removeprefix(f'{key}: ')}"
+    message = str(error)
+    if message.startswith(f"{key}."):
+        return where + message.removeprefix(key)
+    return f"{where}: {message.removeprefix(f'{key}: ')}"
 
 
 def shown(value: object) -> str:

@@ -79,14 +79,20 @@ def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
 
 
-def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
+def build(
+    cls: Any, options: Mapping[str, Any], name: str, where: str, *, bounded: bool = True
+) -> Any:
     """An instance of `cls` with checked options.
+
+    Whole numbers are at least 1 and other numbers at least 0, unless the field says otherwise:
+    ``field(default=0, metadata={"minimum": 0})``.
 
     Args:
         cls: A dataclass.
         options: Values as they stand in the config.
         name: What it is called there, for messages.
         where: File and key of the mapping that holds the options.
+        bounded: Apply these bounds.
 
     Raises:
         ConfigError: An unknown option, a value of another type, or one that the class refuses.
@@ -96,7 +102,13 @@ def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
         if key not in known:
             raise ConfigError(f"{where}.{key}: {name} has no such option; {suggestion(key, known)}")
     hints = typing.get_type_hints(cls)
-    checked = {key: _value(hints[key], value, f"{where}.{key}") for key, value in options.items()}
+    minimum = (
+        {field.name: field.metadata.get("minimum") for field in _fields(cls)} if bounded else {}
+    )
+    checked = {
+        key: _bounded(_value(hints[key], value, f"{where}.{key}"), minimum, key, where)
+        for key, value in options.items()
+    }
     _refuse_missing(cls, checked, name, where)
     try:
         return cls(**checked)
@@ -113,6 +125,16 @@ def _refuse_missing(cls: Any, given: Mapping[str, Any], name: str, where: str) -
         )
         if absent and field.name not in given:
             raise ConfigError(f"{where}.{field.name}: is required by {name}")
+
+
+def _bounded(value: Any, minimum: Mapping[str, float | None], key: str, where: str) -> Any:
+    if key not in minimum or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    stated = minimum[key]
+    least = stated if stated is not None else 1 if isinstance(value, int) else 0
+    if not value >= least:
+        raise ConfigError(f"{where}.{key}: {value:g}: expected at least {least:g}")
+    return value
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

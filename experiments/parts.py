@@ -97,7 +97,7 @@ def _linear(
     if not chosen:
         terms = ", ".join(options.names(LinearStepTime))
         raise ConfigError(f"{where}: linear needs coefficients in seconds: some of {terms}")
-    linear: StepTimeModel = options.build(LinearStepTime, chosen, "linear", where)
+    linear: StepTimeModel = options.build(LinearStepTime, chosen, "linear", where, bounded=False)
     return linear
 
 

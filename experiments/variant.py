@@ -82,7 +82,9 @@ def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
     named = [experiment.router, experiment.decode_router or {}]
     for pool in cluster.pools_of(experiment).values():
         named += [pool.policy, pool.order]
-    modules = [str(each["name"]).partition(":")[0] for each in named if ":" in str(each.get("name"))]
+    modules = [
+        str(each["name"]).partition(":")[0] for each in named if ":" in str(each.get("name"))
+    ]
     files = [folder / f"{module.replace('.', '/')}.py" for module in modules]
     files.append(folder / experiment.model)
     return [file for file in files if file.is_file()]
@@ -148,7 +150,7 @@ def _record(experiment: Experiment, trace: Trace) -> Record:
     points = experiment.record.series_points
     span_ns = int(trace.arrival_ns[-1]) if len(trace) else 0
     if span_ns <= 0 or experiment.workload.arrivals.process == "closed-loop":
-        # The arrivals span no time, or nobody knows beforehand how much: sample at a fixed interval.
+        # The arrivals span no time, or nobody knows how much: sample at a fixed interval.
         span_ns = round(points * _SAMPLE_S_WITHOUT_SPAN * 1e9)
     return Record(steps=experiment.record.steps, series_points=points, series_span_ns=span_ns)
 

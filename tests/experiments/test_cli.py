@@ -157,7 +157,7 @@ def test_a_shipped_config_takes_a_trace_instead_of_its_preset(tmp_path: Path) ->
         (
             ("check", "quickstart", "--set", "model=llama-3.1-405b"),
             2,
-            "phasewise: pools.colocated: kv: no room for KV blocks: ",
+            "phasewise: quickstart.yaml: variant static: kv: no room for KV blocks: ",
         ),
         (
             ("check", "quickstart", "--set", "tensor_parallel=3"),

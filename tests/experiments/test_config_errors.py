@@ -81,6 +81,22 @@ MISUSES = [
         with_policy("{name: static, pad_prompts: half}"),
         "c.yaml: policy.pad_prompts: half: expected true or false or attention",
     ),
+    (
+        with_policy("{name: sarathi, budget_tokens: 0}"),
+        "c.yaml: policy.budget_tokens: 0: expected at least 1",
+    ),
+    (
+        with_policy("{name: static, batch_timeout_s: -0.5}"),
+        "c.yaml: policy.batch_timeout_s: -0.5: expected at least 0",
+    ),
+    (
+        with_policy("{name: orca, reserve: max_model_len}"),
+        "c.yaml: policy.reserve: max_model_len needs max_model_len to be set",
+    ),
+    (
+        BASE + "predictor: {name: noisy, sigma: -1}",
+        "c.yaml: predictor.sigma: -1.0 is not a number of at least 0",
+    ),
     (BASE + "replicas: 0", "c.yaml: replicas: 0: expected at least 1"),
     (BASE + "replicas: 1.5", "c.yaml: replicas: 1.5: expected a whole number"),
     (BASE + "replicas: true", "c.yaml: replicas: true: expected a whole number"),
@@ -283,6 +299,21 @@ def test_a_users_class_has_to_be_a_policy(folder: Path) -> None:
     line = refusal(folder, with_policy("mine_no_policy:Greedy"))
 
     assert line == "c.yaml: policy: mine_no_policy:Greedy is no sim.policy.Policy; subclass that"
+
+
+def test_a_users_option_may_state_its_own_minimum(folder: Path) -> None:
+    (folder / "mine_minimum.py").write_text(
+        "from dataclasses import dataclass, field\nfrom sim.policy import Policy\n"
+        "@dataclass\nclass Greedy(Policy):\n"
+        "    most: int = field(default=0, metadata={'minimum': -2})\n"
+    )
+    fine = folder / "fine.yaml"
+    fine.write_text(with_policy("{name: 'mine_minimum:Greedy', most: -2}"))
+
+    assert load(fine).variants
+    assert refusal(folder, with_policy("{name: 'mine_minimum:Greedy', most: -3}")) == (
+        "c.yaml: policy.most: -3: expected at least -2"
+    )
 
 
 def test_options_of_a_users_policy_are_checked_like_ours(folder: Path) -> None:
