@@ -54,7 +54,7 @@ class Orca(Policy):
         first_come = state.order.first_come
         while state.waiting:
             request = state.waiting[0]
-            if len(state.running) >= self.max_batch_size:
+            if state.num_running >= self.max_batch_size:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 break
             if not state.kv.allocate(request, self._reserved_tokens(request, state.max_model_len)):

@@ -72,7 +72,7 @@ class PrefillFirst(Policy):
         watermark = state.watermark_blocks
         first_come = state.order.first_come
         while waiting:
-            if len(state.running) >= self.max_num_seqs:
+            if state.num_running >= self.max_num_seqs:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return
             request = waiting[0]

@@ -128,7 +128,7 @@ class TokenBudget(Policy):
             if left <= 0:
                 batch.refuse(Cause.NO_BUDGET, first_come=first_come)
                 return
-            if len(state.running) >= self.max_num_seqs:
+            if state.num_running >= self.max_num_seqs:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return
             request = waiting[0]

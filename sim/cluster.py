@@ -17,6 +17,7 @@ from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
 from sim.records import (
+    ENDED,
     FINISHED,
     HANDED_OVER,
     LOADED,
@@ -133,6 +134,14 @@ class Transfer:
     start_ns: int
     end: Instant
 
+    def move_end(self, delay_ns: int) -> None:
+        """Let it end `delay_ns` from now instead."""
+        self.end = self.end.replace(delay_ns, Phase.TRANSFER_END)
+
+    def call_off(self) -> None:
+        """It never ends. What both sides hold for it is the caller's to give back."""
+        self.end.callbacks.clear()
+
 
 class Pool:
     """A pool at work: its replicas and its router."""
@@ -203,12 +212,12 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
-        self.transfers_under_way = 0
         self._recorder = recorder
         self._on_end = on_end
         self._pulls: dict[Replica, deque[_Pull]] = {}
         self._hand_overs: list[_Pull] = []
         self._seed = seed
+        self.transfers: dict[int, Transfer] = {}
         self._switches = {"fast_forward": fast_forward, "check": check}
         again = spec.transfer is not None and spec.transfer.recompute_last_token
         self._again = again
@@ -224,7 +233,7 @@ class LiveCluster:
     def _build(self, pool: PoolSpec, role: str, purpose: str, **more: bool) -> Pool:
         replicas = []
         for index, replica_spec in enumerate(pool.replicas):
-            replica = Replica(
+            replica = (replica_spec.kind or Replica)(
                 self.env,
                 replica_spec,
                 self,
@@ -257,7 +266,7 @@ class LiveCluster:
             request = self._request(life, at_entry=True)
             reason = self._refusal(life, request)
         if reason is not None:
-            self._end(life, REJECTED, reason, now_ns(self.env))
+            self.end(life, REJECTED, reason, now_ns(self.env))
             return
         if self.predictor is not None:
             self._predict(life, request)
@@ -313,12 +322,19 @@ class LiveCluster:
 
     def finished(self, life: Lifetime, now_ns: int) -> None:
         """The client has all tokens of the request."""
-        self._end(life, FINISHED, "", now_ns)
+        self.end(life, FINISHED, "", now_ns)
 
-    def _end(self, life: Lifetime, state: int, reason: str, now_ns: int) -> None:
-        """The one way in which a request ends; tells the source, which may let others arrive."""
+    def end(self, life: Lifetime, state: int, reason: str, now_ns: int) -> None:
+        """The one way in which a request ends; tells the source, which may let others arrive.
+
+        Ended early, it leaves the replica where it is, which must not have it in flight.
+        """
+        if life.where is not None and life.request is not None:
+            life.where.drop(life.request)
         self.live.pop(life.arrival.index, None)
         self.ended += 1
+        if self._recorder.record.steps:
+            self._recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
         self._recorder.outcome(life, state, reason, now_ns, life.delivered)
         if self._on_end is None:
             return
@@ -356,7 +372,7 @@ class LiveCluster:
     def pull(self, replica: Replica) -> None:
         """Reserve blocks for requests handed over, in order, and send for their KV (rule 32)."""
         pulls, policy, kv = self._pulls[replica], replica.policy, replica.kv
-        if policy.pulls_need_seat and len(replica.state.running) >= policy.seats:
+        if policy.pulls_need_seat and replica.state.num_running >= policy.seats:
             return
         while pulls:
             pull = pulls[0]
@@ -377,7 +393,7 @@ class LiveCluster:
             pull.life, pull.request, source, pull.source_blocks, target, size, now, end
         )
         end.callbacks.append(_Arrived(self, transfer))
-        self.transfers_under_way += 1
+        self.transfers[pull.request.index] = transfer
         self._event(pull.life, TRANSFER_STARTED, target)
 
     def transferred(self, transfer: Transfer) -> None:
@@ -388,7 +404,7 @@ class LiveCluster:
             transfer.target,
             now_ns(self.env),
         )
-        self.transfers_under_way -= 1
+        del self.transfers[request.index]
         source.sync()
         source.kv.free_blocks += transfer.source_blocks
         source.held_for_transfer -= transfer.source_blocks
@@ -405,7 +421,7 @@ class LiveCluster:
 
     def may_help(self, replica: Replica) -> bool:
         """Whether KV is on its way, or another replica does more than recompute."""
-        if self.transfers_under_way:
+        if self.transfers:
             return True
         others = (other for other in self.replicas if other is not replica)
         return any(other.at_work and not other.barren for other in others)
@@ -415,12 +431,12 @@ class LiveCluster:
             self._recorder.event(life.arrival.index, code, now_ns(self.env), replica.place)
 
     def info(self) -> list[ReplicaInfo]:
-        """The replicas as they are now."""
-        pools = [self.entry] + ([self.decode] if self.decode else [])
+        """The replicas as they are now, those removed from their pool included."""
+        names = [self.entry.spec.name, "" if self.decode is None else self.decode.spec.name]
         return [
             ReplicaInfo(
-                name=f"{pool.spec.name}-{replica.index}",
-                pool=pool.spec.name,
+                name=f"{names[replica.role == 'decode']}-{replica.index}",
+                pool=names[replica.role == "decode"],
                 role=replica.role,
                 gpus=replica.spec.gpus,
                 total_blocks=replica.kv.total_blocks,
@@ -431,8 +447,7 @@ class LiveCluster:
                 decode_tokens=replica.decode_tokens,
                 step_time=replica.spec.step_time.describe(),
             )
-            for pool in pools
-            for replica in pool.replicas
+            for replica in self.replicas
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ def simulate(
     check: bool = False,
     until_ns: int | None = None,
     record: Record | None = None,
+    cluster_events: Sequence[tuple[int, Callable[[LiveCluster], None]]] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
     """Run a workload through a cluster until every request has ended.
@@ -67,6 +69,8 @@ def simulate(
         check: Verify the invariants after every step (slow).
         until_ns: Stop here; what has not ended is ``unfinished``. None runs to the end.
         record: What to keep beside outcomes.
+        cluster_events: (instant in ns, what to do to the cluster then), for sets of replicas that
+            change; each is called in the phase of such events, in order.
         progress: Called now and then with (simulated ns, requests ended).
 
     Raises:
@@ -85,6 +89,9 @@ def simulate(
         on_end=on_end,
     )
     arrivals = iter(source.arrivals() if isinstance(source, Trace) else source)
+    for when_ns, change in cluster_events:
+        event = Instant(env, when_ns, Phase.CLUSTER_EVENT)
+        event.callbacks.append(partial(_change, live, change))
     env.process(_feed(env, live, arrivals, progress))
     if recorder.record.series_points:
         env.process(_sample(env, live, recorder))
@@ -95,6 +102,10 @@ def simulate(
         else:
             env.run(until=Instant(env, until_ns, Phase.SAMPLE + len(live.replicas)))
     return _result(live, recorder, int(env.now))
+
+
+def _change(live: LiveCluster, change: Callable[[LiveCluster], None], _: Event) -> None:
+    change(live)
 
 
 @contextmanager
@@ -152,7 +163,7 @@ def _raise_if_stuck(live: LiveCluster) -> None:
     if not live.live:
         return
     life = next(iter(live.live.values()))
-    replica = live.replicas[life.replica if life.decode_replica < 0 else life.decode_replica]
+    replica = live.replicas[life.last_place]
     arrival = life.arrival
     raise StuckError(
         f"{len(live.live)} requests can never run, the first one request {arrival.index} (prompt "

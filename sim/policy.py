@@ -28,6 +28,8 @@ class ReplicaState:
         waiting: Requests to be prefilled here, the next one at ``waiting[0]``.
         running: Admitted requests in order of admission (a dict used as an ordered set).
         prefilling: Those of `running` whose prefill is not complete, in the same order.
+        away: Requests in a batch under way on a replica with several stages: they keep their seats
+            and blocks, and are neither scheduled nor preempted.
         loaded: Decode role: requests whose KV has arrived and that do not run yet.
         group: The decoding requests as a whole: their number, context and needs of blocks.
         now_ns: The instant of this pass.
@@ -56,6 +58,7 @@ class ReplicaState:
         self.waiting = WaitingQueue(order)
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
+        self.away: dict[Request, None] = {}
         self.loaded: deque[Request] = deque()
         self.group = DecodeGroup(kv.block_tokens)
         self.paused: dict[Request, None] = {}
@@ -66,6 +69,11 @@ class ReplicaState:
         self._on_preempt = on_preempt
         self._on_join = on_join
         self._seats = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a seat, those in a batch under way included."""
+        return len(self.running) + len(self.away)
 
     @property
     def num_decoding(self) -> int:
@@ -96,6 +104,20 @@ class ReplicaState:
             self.prefilling[request] = None
         else:
             self.join_group(request)
+
+    def send_away(self, request: Request) -> None:
+        """A running request is part of a batch that other batches may join in flight."""
+        del self.running[request]
+        self.prefilling.pop(request, None)
+        self.away[request] = None
+
+    def bring_back(self, request: Request) -> None:
+        """Its batch has left the last stage: it is running again, in its old place."""
+        del self.away[request]
+        self.running[request] = None
+        self.running = dict.fromkeys(sorted(self.running, key=_seat))
+        if request.prefilling:
+            self.prefilling = {r: None for r in self.running if r.prefilling}
 
     def preempt(self, request: Request) -> None:
         """By recompute: KV freed, the request waits again and later prefills all it knows."""
@@ -168,13 +190,17 @@ class ReplicaState:
 
     def join_loaded(self, seats: int) -> None:
         """Loaded requests join running while there are seats (rule 33)."""
-        while self.loaded and len(self.running) < seats:
+        while self.loaded and self.num_running < seats:
             self.start_loaded(self.loaded[0])
 
     def _seat(self, request: Request) -> None:
         self._seats += 1
         request.seat = self._seats
         self.running[request] = None
+
+
+def _seat(request: Request) -> int:
+    return request.seat
 
 
 class Policy:

@@ -16,6 +16,7 @@ from sim.step_time import StepTimeOrigin
 
 if TYPE_CHECKING:
     from sim.flight import Flight
+    from sim.replica import Replica
 
 STATES = ("finished", "rejected", "cancelled", "failed", "unfinished")
 FINISHED, REJECTED, CANCELLED, FAILED, UNFINISHED = range(5)
@@ -89,7 +90,7 @@ class Lifetime:
         self.order = order
         self.predicted_tokens = predicted_tokens
         self.request: Request | None = None
-        self.where: object | None = None  # the replica that holds it now
+        self.where: Replica | None = None  # the replica that serves it now
         self.goal = 0  # tokens emitted when it leaves that replica
         self.delivered = 0  # tokens that the client has
         self.finish_seq = -1
@@ -97,6 +98,11 @@ class Lifetime:
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
         self.first_token_ns = self.last_token_ns = NEVER
         self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
+
+    @property
+    def last_place(self) -> int:
+        """The replica it was sent to last, -1 if it was sent to none."""
+        return self.replica if self.decode_replica < 0 else self.decode_replica
 
     def deliver(self, tokens: int, now_ns: int) -> None:
         """The client gets tokens, the last of them now."""

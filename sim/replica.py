@@ -48,6 +48,7 @@ class ReplicaSpec:
         order: Order of the waiting queue.
         kv_bytes_per_token: KV of one token over all layers and all GPUs of the replica, bytes.
         gpus: GPUs that it occupies.
+        kind: Class of the replica, for one that iterates in another way; None for `Replica`.
     """
 
     policy: Policy
@@ -58,6 +59,7 @@ class ReplicaSpec:
     order: QueueOrder = field(default_factory=FirstCome)
     kv_bytes_per_token: int = 0
     gpus: int = 1
+    kind: type[Replica] | None = None
 
 
 class Surroundings(Protocol):
@@ -206,6 +208,25 @@ class Replica:
         if flight.applied:
             self._count(flight, flight.applied)
         self._wake = self._wake.replace(0, self._turn)
+
+    def drop(self, request: Request) -> None:
+        """A request that is not in flight leaves, whatever it was doing; its memory comes back."""
+        state, life = self.state, self.lives[request]
+        if request.group is not None:
+            self._leave_group(request)
+        if request.seat >= 0:
+            del state.running[request]
+            state.prefilling.pop(request, None)
+            state.paused.pop(request, None)
+        elif request in state.loaded:
+            state.loaded.remove(request)
+        elif request in state.waiting:
+            state.waiting.take_out(request)
+        request.seat = -1
+        self.outstanding -= 1
+        life.where = None
+        del self.lives[request]
+        self.kv.release(request)
 
     # --- the iteration loop
 
