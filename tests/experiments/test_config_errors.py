@@ -95,7 +95,7 @@ MISUSES = [
     ),
     (
         BASE + "predictor: {name: noisy, sigma: -1}",
-        "c.yaml: predictor.sigma: -1.0 is not a number of at least 0",
+        "c.yaml: predictor.sigma: -1: expected at least 0",
     ),
     (BASE + "replicas: 0", "c.yaml: replicas: 0: expected at least 1"),
     (BASE + "replicas: 1.5", "c.yaml: replicas: 1.5: expected a whole number"),
