@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import options as plugins
-from experiments.contract import CHECKS, BreachError, Subject, Workload, random_workload
+from experiments.contract import CHECKS, BreachError, Subject, Trial, Workload, random_workload
 from experiments.shrink import shrink
 from sim.errors import ConfigError, PhasewiseError
 from sim.policy import Policy, Router
@@ -117,10 +117,13 @@ def load_subject(name: str, options: Mapping[str, Any], folder: Path = Path()) -
 
 
 def _first_failure(subject: Subject, workload: Workload) -> Failure | None:
+    trial = Trial(subject, workload)
     for check, function in CHECKS.items():
         try:
-            function(subject, workload)
+            function(trial)
         except BreachError as error:
+            if error.workload is not None:  # the run itself broke down, in whatever check
+                return Failure(next(iter(CHECKS)), str(error), error.workload)
             return Failure(check, str(error), workload)
     return None
 
@@ -130,7 +133,7 @@ def _shrunk(subject: Subject, failure: Failure) -> Failure:
 
     def message(workload: Workload) -> str | None:
         try:
-            function(subject, workload)
+            function(Trial(subject, workload))
         except BreachError as error:
             return str(error)
         except Exception:  # no workload any more: shrinking knows nothing of what values mean

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from sim.cluster import Cluster, PoolSpec, Predictor, TransferSpec
 from sim.errors import ConfigError, PhasewiseError, StuckError
 from sim.event_loop import simulate
-from sim.policy import Policy, ReplicaState, Router
+from sim.policy import Policy, ReplicaState, ReplicaView, Router
 from sim.queue import FirstCome, QueueOrder
 from sim.records import FINISHED, REJECTED, STATES, Decision, Record, SimulationResult
 from sim.replica import ReplicaSpec
@@ -31,7 +33,14 @@ Workload = dict[str, Any]
 
 
 class BreachError(Exception):
-    """A check failed; its text says what was found, in one sentence."""
+    """A check failed; its text says what was found, in one sentence.
+
+    Attributes:
+        workload: Where the plain run of a workload itself broke down: that workload. It need not be
+            the one under trial, as some checks run variations of it.
+    """
+
+    workload: Workload | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,18 @@ class Subject:
         return (base or self.policy)(**options)
 
     def make_router(self) -> Router:
-        """A new router with the options."""
-        return self.router(**(self.options if self.is_router else {}))
+        """A new router with the options, which is held to choose among what it is offered."""
+        base = self.router
+
+        def pick(router: Router, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+            chosen = base.pick(router, request, replicas)
+            if not any(chosen is replica for replica in replicas):
+                raise BreachError(f"pick() returns {chosen!r}, which it was not offered")
+            return chosen
+
+        watched = type("Watched" + base.__name__, (base,), {"pick": pick})
+        made: Router = watched(**(self.options if self.is_router else {}))
+        return made
 
 
 @dataclass(frozen=True)
@@ -178,14 +197,11 @@ def run(
             check=True,
             record=Record(decisions=True),
         )
-    except StuckError as error:
-        raise BreachError(f"not every request ends: {error}") from None
-    except (BreachError, PhasewiseError):
-        raise
-    except AssertionError as error:
-        raise BreachError(f"an invariant broke: {error or _where(error)}") from None
     except Exception as error:
-        raise BreachError(f"it raised {type(error).__name__}: {error} {_where(error)}") from None
+        breach = _breach(error)
+        if not fast_forward and watch is None:
+            breach.workload = workload
+        raise breach from error
     states = [int(code) for code in result.requests["state"]]
     times = [result.token_times_ns(i).tolist() for i in range(len(arrivals))]
     return Run(result, times, states)
@@ -204,9 +220,20 @@ def check_workload(workload: Workload) -> None:
         raise ConfigError("max_tokens is at least output_tokens")
 
 
-def _where(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"({last.filename}:{last.lineno}: {last.line})"
+def _breach(error: Exception) -> BreachError:
+    """What the exception of a run says of the policy; configurations refused are no breach."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # before SimPy's
+    if isinstance(cause, BreachError):
+        return BreachError(str(cause))
+    if isinstance(cause, StuckError):
+        return BreachError(f"not every request ends: {cause}")
+    if isinstance(cause, PhasewiseError):
+        raise error
+    last = traceback.extract_tb(cause.__traceback__)[-1]
+    where = f"({Path(last.filename).name}:{last.lineno}: {last.line})"
+    if isinstance(cause, AssertionError):
+        return BreachError(f"an invariant broke: {cause or where}")
+    return BreachError(f"it raised {type(cause).__name__}: {cause} {where}")
 
 
 def _arrivals(workload: Workload) -> list[Arrival]:
@@ -260,9 +287,22 @@ def _transfer(workload: Workload) -> TransferSpec:
     return TransferSpec(bandwidth_bytes_per_s=_KV_BYTES_PER_TOKEN * 10 / step_s, latency_s=step_s)
 
 
-def every_request_ends(subject: Subject, workload: Workload) -> None:
+class Trial:
+    """One workload on a subject; the plain run, which most checks look at, is made once."""
+
+    def __init__(self, subject: Subject, workload: Workload) -> None:
+        self.subject = subject
+        self.workload = workload
+
+    @cached_property
+    def plain(self) -> Run:
+        """Every iteration stepped through."""
+        return run(self.subject, self.workload)
+
+
+def every_request_ends(trial: Trial) -> None:
     """Every request finishes, or is rejected with a reason and no token."""
-    got = run(subject, workload)
+    got = trial.plain
     for i, state in enumerate(got.states):
         reason = got.result.reasons[got.result.requests["reason"][i]]
         if state == REJECTED and reason and not got.times[i]:
@@ -271,9 +311,9 @@ def every_request_ends(subject: Subject, workload: Workload) -> None:
             raise BreachError(f"request {i} ends as {STATES[state]} {reason!r}")
 
 
-def as_many_tokens_as_asked(subject: Subject, workload: Workload) -> None:
+def as_many_tokens_as_asked(trial: Trial) -> None:
     """A finished request has emitted its output_tokens, each exactly once."""
-    got = run(subject, workload)
+    got = trial.plain
     truth = got.result.requests["output_tokens"]
     emitted = got.result.requests["emitted_tokens"]
     for i, state in enumerate(got.states):
@@ -281,9 +321,9 @@ def as_many_tokens_as_asked(subject: Subject, workload: Workload) -> None:
             raise BreachError(f"request {i} got {len(got.times[i])} of {truth[i]} tokens")
 
 
-def time_never_goes_back(subject: Subject, workload: Workload) -> None:
+def time_never_goes_back(trial: Trial) -> None:
     """Token times rise from the arrival on; the steps of a replica follow each other."""
-    got = run(subject, workload)
+    got = trial.plain
     arrival = got.result.requests["arrival_ns"].tolist()
     for i, times in enumerate(got.times):
         if times != sorted(times) or (times and times[0] <= arrival[i]):
@@ -295,31 +335,33 @@ def time_never_goes_back(subject: Subject, workload: Workload) -> None:
         end[x.replica] = x.end_ns
 
 
-def memory_is_conserved(subject: Subject, workload: Workload) -> None:
+def memory_is_conserved(trial: Trial) -> None:
     """Free and held blocks always make up the pool (see `Replica.verify`); no step goes below 0."""
-    got = run(subject, workload)
+    got = trial.plain
     for x in got.decisions:
         total = got.result.replicas[x.replica].total_blocks
         if not 0 <= x.free_after <= total:
             raise BreachError(f"replica {x.replica}: {x.free_after} of {total} blocks free")
 
 
-def same_seed_same_bytes(subject: Subject, workload: Workload) -> None:
+def same_seed_same_bytes(trial: Trial) -> None:
     """A second run in the same process gives the same result."""
-    first, second = run(subject, workload), run(subject, workload)
+    first, second = trial.plain, run(trial.subject, trial.workload)
     if first.fingerprint() != second.fingerprint():
         raise BreachError(_difference("first run", first, "second run", second))
 
 
-def fast_forward_equals_stepping(subject: Subject, workload: Workload) -> None:
+def fast_forward_equals_stepping(trial: Trial) -> None:
     """What `ScheduledBatch.repeat` promises holds: every token and decision is the same."""
-    stepping, fast = run(subject, workload), run(subject, workload, fast_forward=True)
+    stepping = trial.plain
+    fast = run(trial.subject, trial.workload, fast_forward=True)
     if stepping.fingerprint() != fast.fingerprint():
         raise BreachError(_difference("stepping", stepping, "fast-forward", fast))
 
 
-def a_rejected_request_leaves_no_trace(subject: Subject, workload: Workload) -> None:
+def a_rejected_request_leaves_no_trace(trial: Trial) -> None:
     """A prompt longer than the pool is rejected, and changes no other request's times."""
+    workload = trial.workload
     pools = workload["replicas"] + workload.get("decode_replicas", [])
     tokens = 1 + max(r["num_blocks"] * r["block_tokens"] for r in pools)
     requests = _in_order(workload)
@@ -328,7 +370,7 @@ def a_rejected_request_leaves_no_trace(subject: Subject, workload: Workload) -> 
     hopeless = {"arrival_ns": arrival_ns, "prompt_tokens": tokens}
     hopeless |= {"output_tokens": 1, "max_tokens": 1}
     more = {**workload, "requests": [*requests[:at], hopeless, *requests[at:]]}
-    without, among = run(subject, workload), run(subject, more)
+    without, among = trial.plain, run(trial.subject, more)
     if among.states[at] != REJECTED:
         raise BreachError(f"a prompt of {tokens} tokens, more than any pool holds, is not rejected")
     others = among.times[:at] + among.times[at + 1 :]
@@ -337,9 +379,9 @@ def a_rejected_request_leaves_no_trace(subject: Subject, workload: Workload) -> 
             raise BreachError(f"request {i}: {a} without a rejected request beside it, {b} with it")
 
 
-def a_refusal_changes_nothing(subject: Subject, workload: Workload) -> None:
+def a_refusal_changes_nothing(trial: Trial) -> None:
     """A pass that runs nothing leaves the state as it was; who still waits holds nothing."""
-    base = subject.policy
+    base = trial.subject.policy
 
     def schedule(self: Policy, state: ReplicaState) -> Any:
         before = _snapshot(state)
@@ -357,7 +399,8 @@ def a_refusal_changes_nothing(subject: Subject, workload: Workload) -> None:
                 )
         return batch
 
-    run(subject, workload, watch=type("Watched" + base.__name__, (base,), {"schedule": schedule}))
+    watched = type("Watched" + base.__name__, (base,), {"schedule": schedule})
+    run(trial.subject, trial.workload, watch=watched)
 
 
 def _snapshot(state: ReplicaState) -> tuple[Any, ...]:
@@ -369,17 +412,18 @@ def _snapshot(state: ReplicaState) -> tuple[Any, ...]:
     return (state.kv.free_blocks, *([of(request) for request in queue] for queue in queues))
 
 
-def output_lengths_stay_hidden(subject: Subject, workload: Workload) -> None:
+def output_lengths_stay_hidden(trial: Trial) -> None:
     """Until a first request ends, decisions are those that longer outputs would have got.
 
     Skipped for policies that say they are clairvoyant, for predictors, and where tokens are
     delivered at the end of a batch: the moment of the last one is not seen from outside then.
     """
+    subject, workload = trial.subject, trial.workload
     policy = subject.make_policy()
     if policy.clairvoyant or policy.deliver_at_batch_end or subject.predictor is not None:
         return
     longer = [r | {"output_tokens": r["max_tokens"]} for r in workload["requests"]]
-    short = run(subject, workload)
+    short = trial.plain
     full = run(subject, {**workload, "requests": longer})
     ends = [
         times[-1]
@@ -399,7 +443,7 @@ def _before(until_ns: int, run: Run) -> list[Decision]:
     return [x for x in run.decisions if x.start_ns < until_ns]
 
 
-CHECKS: dict[str, Callable[[Subject, Workload], None]] = {
+CHECKS: dict[str, Callable[[Trial], None]] = {
     "every request ends": every_request_ends,
     "as many tokens as asked": as_many_tokens_as_asked,
     "time never goes back": time_never_goes_back,

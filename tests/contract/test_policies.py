@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 
-from experiments.contract import CHECKS, BreachError, Subject, Workload
+from experiments.contract import CHECKS, BreachError, Subject, Trial, Workload, run
 from policies import ORDERS, POLICIES, ROUTERS, Oracle
 from sim.errors import ConfigError
 from sim.policy import Policy, ReplicaState
@@ -55,10 +55,11 @@ quick = settings(max_examples=10, deadline=None, suppress_health_check=list(Heal
 
 
 def _check(names: Iterable[str], subject: Subject, workload: Workload) -> None:
+    trial = Trial(subject, workload)
     for name in names:
         note(name)
         try:
-            CHECKS[name](subject, workload)
+            CHECKS[name](trial)
         except ConfigError:
             assume(False)  # the policy's own check() refuses this replica
 
@@ -102,7 +103,7 @@ def test_nothing_a_policy_sees_holds_the_true_output_length(name: str, two_pools
     if two_pools:
         workload["decode_replicas"] = pool
     with pytest.raises(BreachError, match="first pass has been looked at"):
-        CHECKS["every request ends"](Subject(name, spying, ROUTERS["round-robin"]), workload)
+        run(Subject(name, spying, ROUTERS["round-robin"]), workload)
     assert seen
     assert not any("output" in attribute for attribute in dir(seen[0]))
 
