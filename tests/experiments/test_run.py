@@ -412,3 +412,18 @@ def test_ctrl_c_ends_the_command_and_its_workers(tmp_path: Path, repository: Pat
     assert "Traceback" not in stderr
     assert "quick" in stdout
     assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["quick", "variants.json"]
+
+
+def test_requests_with_block_ids_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"timestamp": 300 * i, "input_length": 1100, "output_length": 9, "hash_ids": [0, 2 * i, 5]}
+        for i in range(1, 5)
+    ]
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    workload = {"trace": "t.jsonl", "max_tokens": 16}
+    plan = load({**CONFIG, "workload": workload})
+
+    for variant in plan.variants:
+        made = run_variant(variant, plan.folder)
+        assert made.summary["requests"]["finished"] == 4
