@@ -311,7 +311,8 @@ class LiveCluster:
         request.predicted_tokens = life.predicted_tokens
         if pool.clairvoyant:
             request.oracle_tokens = 1 if first_only else arrival.output_tokens
-        if arrival[5:] != _PLAIN:
+        # Block ids may be an array, which has no truth value when compared.
+        if arrival.block_ids is not None or arrival[5:] != _PLAIN:
             request.priority = arrival.priority
             if arrival.deadline_ns is not None:
                 request.deadline_ns = arrival.arrival_ns + arrival.deadline_ns
