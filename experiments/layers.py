@@ -28,7 +28,7 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Mappings that may be written as a word alone, and the key that the word stands for."""
-_MERGES = ("precision", "arrivals")
+_MERGES = ("precision",)
 """Those whose other keys keep their meaning when the word changes."""
 
 
@@ -154,7 +154,13 @@ def _other_source_dropped(below: Mapping[str, Any], value: Mapping[str, Any]) ->
         dropped = ("preset", "requests")
     elif value.get("preset") is not None:
         dropped = ("trace", "format", "columns")
-    return {key: item for key, item in below.items() if key not in dropped}
+    kept = {key: item for key, item in below.items() if key not in dropped}
+    if dropped and any(key in below for key in ("trace", "preset")):
+        # Arrivals without a process are those of the source that is replaced.
+        arrivals = kept.get("arrivals")
+        if isinstance(arrivals, Mapping) and "process" not in arrivals:
+            del kept["arrivals"]
+    return kept
 
 
 def with_pools(config: Layer, where: str) -> Layer:

@@ -56,11 +56,18 @@ def run(
         _show_finished(plan, jobs, out, formats=(), as_json=as_json)
         raise
     _show_finished(plan, jobs, out, formats, as_json)
-    failed = [job for job in jobs if job.state == "failed"]
+    _raise_failures([job for job in jobs if job.state == "failed"], len(jobs))
+
+
+def _raise_failures(failed: Sequence[Job], ran: int) -> None:
+    """One line for each variant that failed, or one for all if it is what they were given."""
+    if not failed:
+        return
+    if len({job.error for job in failed}) == 1 and len(failed) == ran and failed[0].bad_input:
+        raise ConfigError(failed[0].error)
     for job in failed[1:]:
-        _say(f"{job.experiment.label}: {job.error}")
-    if failed:
-        raise FailedRunError(f"{failed[0].experiment.label}: {failed[0].error}")
+        _say(f"phasewise: {job.experiment.label}: {job.error}")
+    raise FailedRunError(f"{failed[0].experiment.label}: {failed[0].error}")
 
 
 def _show_finished(

@@ -21,7 +21,7 @@ from experiments import bundle, hashes
 from experiments.config import Plan, slug
 from experiments.schema import Experiment
 from experiments.variant import Progress, fingerprint, run_variant
-from sim.errors import PhasewiseError
+from sim.errors import ConfigError, PhasewiseError, TraceError
 
 State = Literal["waiting", "running", "finished", "reused", "failed", "stopped"]
 
@@ -40,6 +40,7 @@ class Job:
         ended: Requests that have ended.
         total: Requests in all, 0 while unknown.
         error: One line if it failed.
+        bad_input: It failed for what it was given, not for how it ran.
     """
 
     experiment: Experiment
@@ -51,6 +52,7 @@ class Job:
     ended: int = 0
     total: int = 0
     error: str = ""
+    bad_input: bool = False
 
 
 class InterruptedRunError(PhasewiseError):
@@ -129,7 +131,7 @@ def _run_here(job: Job, folder: Path, on_change: OnChange) -> None:
         _write(job, folder, progress)
         job.state, job.ended = "finished", job.total
     except Exception as error:
-        job.state, job.error = "failed", _one_line(error)
+        job.state, job.error, job.bad_input = "failed", _one_line(error), _is_bad_input(error)
     on_change(job)
 
 
@@ -139,6 +141,10 @@ def _one_line(error: Exception) -> str:
         return str(error)
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"
+
+
+def _is_bad_input(error: Exception) -> bool:
+    return isinstance(error, ConfigError | TraceError)
 
 
 def _write(job: Job, folder: Path, progress: Progress) -> None:
@@ -158,6 +164,7 @@ class _Told:
     ended: int = 0
     total: int = 0
     error: str = ""
+    bad_input: bool = False
 
 
 def _run_apart(waiting: Sequence[Job], folder: Path, processes: int, on_change: OnChange) -> None:
@@ -238,7 +245,7 @@ def _listen(connection: Connection, process: BaseProcess, job: Job, on_change: O
     except EOFError:
         process.join()
         told = _Told("failed", error=f"its process ended with code {process.exitcode}")
-    job.state, job.error = told.state, told.error
+    job.state, job.error, job.bad_input = told.state, told.error, told.bad_input
     if told.total:
         job.now_ns, job.ended, job.total = told.now_ns, told.ended, told.total
     on_change(job)
@@ -265,4 +272,5 @@ def _work(job: Job, folder: Path, connection: Connection) -> None:
     except BrokenPipeError:
         return  # the parent has gone; there is nobody to tell
     except Exception as error:
-        connection.send(_Told("failed", error=_one_line(error)))
+        told = _Told("failed", error=_one_line(error), bad_input=_is_bad_input(error))
+        connection.send(told)

@@ -220,6 +220,16 @@ def test_a_failed_variant_ends_with_1_and_the_others_are_shown(config: Path) -> 
     assert "fine" in result.stdout
 
 
+def test_a_trace_that_no_variant_can_use_is_bad_input(config: Path) -> None:
+    Path("t.csv").write_text("num_prefill_tokens,num_decode_tokens\n100,5\n")
+
+    result = phasewise("run", str(config), "--set", "workload.trace=t.csv", "--jobs", "1")
+
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("phasewise: ")
+    assert "the trace has no arrival times" in result.stderr.splitlines()[-1]
+
+
 def test_a_misspelt_command_or_option_ends_with_2() -> None:
     assert phasewise("rnu").exit_code == 2
     assert phasewise("run", "quickstart", "--job", "2").exit_code == 2

@@ -108,6 +108,26 @@ def test_a_trace_replaces_a_preset(base: dict[str, Any]) -> None:
     assert changed.max_tokens == 64
 
 
+def test_arrivals_of_a_preset_go_with_it_unless_they_name_a_process(base: dict[str, Any]) -> None:
+    preset = {"preset": "azure-conv-2023", "requests": 100}
+    own = {**preset, "arrivals": {"rate_per_s": 9}}
+    drawn = {**preset, "arrivals": {"process": "poisson", "rate_per_s": 9}}
+
+    recorded = only({**base, "workload": own}, "workload.trace=t.csv").workload.arrivals
+    again = only({**base, "workload": drawn}, "workload.trace=t.csv").workload.arrivals
+
+    assert (recorded.process, recorded.rate_per_s) == (None, None)
+    assert (again.process, again.rate_per_s) == ("poisson", 9)
+
+
+def test_another_process_drops_the_options_of_the_first(base: dict[str, Any]) -> None:
+    base["workload"]["arrivals"] = {"process": "gamma", "cv": 2, "rate_per_s": 4}
+
+    changed = only(base, "workload.arrivals={process: closed-loop, concurrency: 3}")
+
+    assert (changed.workload.arrivals.cv, changed.workload.arrivals.concurrency) == (None, 3)
+
+
 def test_null_is_the_default(base: dict[str, Any]) -> None:
     assert pool({**base, "tensor_parallel": 4}, "tensor_parallel=null").tensor_parallel == 1
 
