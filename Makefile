@@ -10,7 +10,7 @@ BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
-SUB := $(MAKE) --no-print-directory
+SUB := $(MAKE) --no-print-directory --silent
 
 .PHONY: help demo test slow conformance bench lint clean
 .DEFAULT_GOAL := help

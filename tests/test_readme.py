@@ -38,7 +38,7 @@ class Block:
         if self.kind != "console":
             return []
         lines = self.text.replace("\\\n", " ").splitlines()
-        return [line[2:].strip() for line in lines if line.startswith("$ ")]
+        return [line[2:].partition("  #")[0].strip() for line in lines if line.startswith("$ ")]
 
 
 def blocks() -> list[Block]:
