@@ -119,12 +119,12 @@ def run(
 ) -> None:
     """Run every variant of a config; print the table, write results and figures."""
     from experiments import outcome
-    from experiments.config import load
+    from experiments.config import load, slug
 
     plan = load(config, settings or [], {"check": True} if check else None)
     outcome.run(
         plan,
-        out or Path("results") / plan.name,
+        out or Path("results") / slug(plan.name),
         processes=jobs or os.cpu_count() or 1,
         formats=outcome.formats_of(figures),
         as_json=json,

@@ -96,6 +96,13 @@ def load(
         raise ConfigError(f"{source}: holds {shown(raw)}; expected keys with values")
     notes: list[str] = []
     raw = _renamed(raw, deprecated, source, notes)
+    if isinstance(raw.get("compare"), list):
+        raw["compare"] = [
+            _renamed(entry, deprecated, f"{source}: compare[{position}]", notes)
+            if isinstance(entry, Mapping)
+            else entry
+            for position, entry in enumerate(raw["compare"])
+        ]
     last = [
         (_renamed(layer, deprecated, where, notes), where)
         for layer, where in (
@@ -157,8 +164,11 @@ _ABSENT = object()
 
 
 def _take(mapping: dict[str, Any], path: list[str]) -> Any:
+    dotted = ".".join(path)
+    if dotted in mapping:
+        return mapping.pop(dotted)
     if len(path) == 1:
-        return mapping.pop(path[0], _ABSENT)
+        return _ABSENT
     inner = mapping.get(path[0])
     if not isinstance(inner, Mapping):
         return _ABSENT

@@ -268,6 +268,19 @@ def test_a_deprecated_key_works_and_says_what_to_write(base: dict[str, Any]) -> 
     )
 
 
+def test_a_deprecated_key_works_in_variants_and_settings(base: dict[str, Any]) -> None:
+    renamed = [Renamed("slo.first_token_s", "slo.ttft_s", "0.3")]
+    compare = [{"label": "a", "slo.first_token_s": 1.0}, {"label": "b"}]
+
+    plan = load({**base, "compare": compare}, deprecated=renamed)
+    set_ = load(base, ["slo.first_token_s=4"], deprecated=renamed)
+
+    assert [variant.slo.ttft_s for variant in plan.variants] == [1.0, None]
+    assert plan.notes[0].startswith("config: compare[0]: slo.first_token_s: is deprecated")
+    assert set_.variants[0].slo.ttft_s == 4
+    assert set_.notes[0].startswith("--set: slo.first_token_s: is deprecated")
+
+
 def test_the_new_name_wins_over_the_deprecated_one(base: dict[str, Any]) -> None:
     renamed = [Renamed("slo.first_token_s", "slo.ttft_s", "0.3")]
 
