@@ -42,7 +42,7 @@ slow:
 conformance:
 	@echo "make conformance: compares with the reference simulator on $(N) random workloads"
 	@$(SUB) .venv/.installed-dev
-	@PHASEWISE_CONFORMANCE_N=$(N) $(PYTEST) tests/conformance -m "not bench and not gpu" $(TESTFLAGS)
+	@PHASEWISE_CONFORMANCE_N=$(N) $(PYTEST) --dist load tests/conformance -m "not bench and not gpu" $(TESTFLAGS)
 
 bench:
 	@echo "make bench: measures the speed of every policy, some minutes; quicker: make bench BENCH=--quick"

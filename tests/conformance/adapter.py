@@ -68,7 +68,7 @@ def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
     return ReplicaSpec(
         policy=POLICIES[config["policy"]](**options),
         num_blocks=config["total_blocks"],
-        step_time=LinearStepTime(**config["step_time"]),
+        step_time=LinearStepTime(**config.get("step_time", {})),
         block_tokens=config.get("block_tokens", 16),
         max_model_len=config.get("max_model_len"),
         kv_bytes_per_token=kv_bytes_per_token,
