@@ -409,6 +409,7 @@ class LiveCluster:
         source.sync()
         source.kv.free_blocks += transfer.source_blocks
         source.held_for_transfer -= transfer.source_blocks
+        source.relieved()
         request.target_tokens = request.prompt_tokens
         request.computed_then = request.prompt_tokens - (1 if self._again else 0)
         request.joined_ns = now

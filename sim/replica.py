@@ -572,6 +572,10 @@ class Replica:
             self._recorder.decisions.append(entry)
         self._look_for_progress()
 
+    def relieved(self) -> None:
+        """Memory came back from outside: whoever only recomputed for want of it may go on."""
+        self._barren_steps = 0
+
     @property
     def at_work(self) -> bool:
         """Whether something will happen by itself: a step ends, or a policy's timeout."""
