@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
+from sim.errors import ConfigError
 from sim.policy import Policy, ReplicaState
 from sim.request import Request
 
@@ -43,6 +44,13 @@ class TokenBudget(Policy):
     def seats(self) -> int:
         """Most requests running at once."""
         return self.max_num_seqs
+
+    def check(self, total_blocks: int, block_tokens: int, max_model_len: int | None) -> None:
+        """The watermark is a share of the pool."""
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(
+                f"policy.watermark: {self.watermark} is not a share; give 0 to under 1"
+            )
 
     def schedule(self, state: ReplicaState) -> ScheduledBatch:
         """Running requests in order, then waiting ones."""

@@ -31,6 +31,9 @@ from sim.records import (
 from sim.replica import Replica, ReplicaSpec
 from sim.request import Arrival, Identity, Request
 
+_TELL_EVERY = 256
+"""Ends between two reports of progress."""
+
 _PLAIN = Arrival(0, 1, 1, 1)[5:]
 """What follows the index of an arrival that has nothing beside lengths."""
 
@@ -205,7 +208,7 @@ class LiveCluster:
         fast_forward: bool = True,
         check: bool = False,
         on_end: Callable[[int, int], Iterable[Arrival]] | None = None,
-        on_progress: Callable[[], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.env = env
         self.spec = spec
@@ -214,6 +217,7 @@ class LiveCluster:
         self.arrived = self.ended = 0
         self._recorder = recorder
         self._on_end = on_end
+        self._progress = progress
         self._pulls: dict[Replica, deque[_Pull]] = {}
         self._hand_overs: list[_Pull] = []
         self._seed = seed
@@ -334,6 +338,8 @@ class LiveCluster:
             life.where.drop(life.request)
         self.live.pop(life.arrival.index, None)
         self.ended += 1
+        if self._progress is not None and self.ended % _TELL_EVERY == 0:
+            self._progress(now_ns, self.ended)
         if self._recorder.record.steps:
             self._recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
         self._recorder.outcome(life, state, reason, now_ns, life.delivered)

@@ -87,12 +87,13 @@ def simulate(
         fast_forward=fast_forward,
         check=check,
         on_end=on_end,
+        progress=progress,
     )
     arrivals = iter(source.arrivals() if isinstance(source, Trace) else source)
     for when_ns, change in cluster_events:
         event = Instant(env, when_ns, Phase.CLUSTER_EVENT)
         event.callbacks.append(partial(_change, live, change))
-    env.process(_feed(env, live, arrivals, progress))
+    env.process(_feed(env, live, arrivals))
     if recorder.record.series_points:
         env.process(_sample(env, live, recorder))
     with _no_cycle_collection():
@@ -128,19 +129,14 @@ def _feed(
     env: Environment,
     live: LiveCluster,
     arrivals: Iterator[Arrival],
-    progress: Callable[[int, int], None] | None,
 ) -> Generator[Event, Any, None]:
     """Deliver arrivals, each at its instant, in phase (3)."""
     now = -1
-    told = 0
     for arrival in arrivals:
         if arrival.arrival_ns != now:
             now = arrival.arrival_ns
             yield Instant(env, now - now_ns(env), Phase.ARRIVAL)
         live.arrive(arrival)
-        if progress is not None and live.arrived - told >= 256:
-            told = live.arrived
-            progress(now, live.ended)
 
 
 def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generator[Event, Any, None]:
@@ -190,13 +186,14 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     position[index] = np.arange(len(index))
     requests["largest_itl_ns"] = largest_gaps(spans, logs, len(index), position)
     narrow = {name: column.astype(_NARROW.get(name, np.int64)) for name, column in requests.items()}
-    kept = recorder.record.steps
+    kept, handed_over = recorder.record.steps, recorder.record.on_steps is not None
+    recorder.hand_over_steps()
     return SimulationResult(
         requests=narrow,
         reasons=list(recorder.reasons),
         replicas=live.info(),
         end_ns=end_ns,
-        steps=columns(recorder.steps, STEP_COLUMNS) if kept else None,
+        steps=columns(recorder.steps, STEP_COLUMNS) if kept and not handed_over else None,
         events=columns(recorder.events, EVENT_COLUMNS) if kept else None,
         series=columns(recorder.series, SERIES_COLUMNS),
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),

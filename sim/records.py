@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -141,12 +141,19 @@ class Record:
         series_points: Points of the fixed grid of queue, running and KV; 0 for none.
         series_span_ns: Time that the grid divides: the arrival window.
         decisions: Every single decision, for comparison with other simulators (slow).
+        on_steps: Called with the columns of the step log whenever `STEP_CHUNK` rows are full, and
+            with the rest at the end; `SimulationResult.steps` is then None. None keeps all rows.
     """
 
     steps: bool = False
     series_points: int = 0
     series_span_ns: int = 0
     decisions: bool = False
+    on_steps: Callable[[dict[str, Ints]], None] | None = None
+
+
+STEP_CHUNK = 1 << 16
+"""Rows of the step log that are handed over at a time."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +229,14 @@ class Recorder:
                 int(flight.batch.cause),
             )
         )
+        if self.record.on_steps is not None and self.step_rows % STEP_CHUNK == 0:
+            self.hand_over_steps()
+
+    def hand_over_steps(self) -> None:
+        """Give the rows of the step log so far to whoever wants them while running."""
+        if self.record.on_steps is not None and self.steps:
+            self.record.on_steps(columns(self.steps, STEP_COLUMNS))
+            self.steps = array("q")
 
     def event(self, index: int, code: int, now_ns: int, replica: int) -> None:
         """A change of a request's state; refers to the last row of the step log."""
@@ -290,7 +305,8 @@ class SimulationResult:
         reasons: Text of each code in the column ``reason``.
         replicas: The replicas, in the order of the indices used everywhere.
         end_ns: The last instant at which anything happened.
-        steps: Columns `STEP_COLUMNS`, one row per run of iterations; None if not recorded.
+        steps: Columns `STEP_COLUMNS`, one row per run of iterations; None if not recorded, or
+            handed over while running.
         events: Columns `EVENT_COLUMNS`, changes of state; None if not recorded.
         series: Columns `SERIES_COLUMNS` on a fixed grid.
         transfers: Columns `TRANSFER_COLUMNS`.
