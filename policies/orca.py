@@ -51,6 +51,8 @@ class Orca(Policy):
         """All decodes, then whole prompts in order while there are seats and memory."""
         batch = ScheduledBatch(UNTIL_CHANGE)
         state.decode_all(batch)
+        for request in state.prefilling:  # the last prompt token, recomputed after a transfer
+            batch.tokens[request] = request.remaining_tokens
         first_come = state.order.first_come
         while state.waiting:
             request = state.waiting[0]

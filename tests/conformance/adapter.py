@@ -1,10 +1,15 @@
-"""Runs a workload of the reference's format on phasewise, and gives its result in common shape."""
+"""Runs a workload of the reference's format on phasewise, and gives its result in common shape.
+
+Beyond that format: any of our routers by name, ``order`` of a replica and ``predictor`` of the
+workload by name, ``priority`` and ``deadline_ns`` of a request, and ``recompute_last_token`` of the
+transfer.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from policies import POLICIES, ROUTERS
+from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.event_loop import simulate
 from sim.records import STATES, Record, SimulationResult
@@ -14,7 +19,7 @@ from sim.step_time import LinearStepTime
 from tests.conformance.cases import Observed, by_start
 from tests.conformance.workloads import Spec
 
-NOT_OPTIONS = ("policy", "total_blocks", "block_tokens", "max_model_len", "step_time")
+NOT_OPTIONS = ("policy", "total_blocks", "block_tokens", "max_model_len", "step_time", "order")
 """Keys of a replica that are not options of its policy."""
 
 
@@ -34,16 +39,18 @@ def arrivals(spec: Spec) -> list[Arrival]:
         most = r.get("max_tokens")
         output = r["output_tokens"]
         most = output if most is None else most
-        rows.append(Arrival(r["arrival_ns"], r["prompt_tokens"], output, most, index))
+        more = {name: r[name] for name in ("priority", "deadline_ns") if name in r}
+        rows.append(Arrival(r["arrival_ns"], r["prompt_tokens"], output, most, index, **more))
     return sorted(rows, key=lambda arrival: arrival.arrival_ns)
 
 
 def build(spec: Spec) -> tuple[Cluster, list[str]]:
     """The cluster, and the reference's name of each replica by its position."""
     layout = spec.get("disaggregated")
+    predictor = PREDICTORS[spec["predictor"]]() if "predictor" in spec else None
     if layout is None:
         entry = _pool("replica", spec["replicas"], spec.get("router", "round_robin"), 0)
-        return Cluster(entry), _names(entry)
+        return Cluster(entry, predictor=predictor), _names(entry)
     wire = layout["transfer"]
     default = spec.get("router", "round_robin")
     kv_bytes = wire["kv_bytes_per_token"]
@@ -51,7 +58,7 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
     decode = _pool("decode", layout["decode"], layout.get("decode_router", default), kv_bytes)
     again = wire.get("recompute_last_token", False)
     transfer = TransferSpec(wire["bandwidth_bytes_per_s"], wire.get("latency_s", 0.0), again)
-    return Cluster(entry, decode, transfer), _names(entry) + _names(decode)
+    return Cluster(entry, decode, transfer, predictor), _names(entry) + _names(decode)
 
 
 def _pool(name: str, configs: list[Spec], router: str, kv_bytes_per_token: int) -> PoolSpec:
@@ -72,6 +79,7 @@ def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
         block_tokens=config.get("block_tokens", 16),
         max_model_len=config.get("max_model_len"),
         kv_bytes_per_token=kv_bytes_per_token,
+        order=ORDERS[config.get("order", "fcfs")](),
     )
 
 

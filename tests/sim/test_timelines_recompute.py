@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.conformance import adapter
 from tests.sim.timeline import Spec, Timeline, pools, replica, run_pools
 
@@ -21,8 +23,9 @@ def run_again(requests: list[Any], decode: Spec, fast_forward: bool) -> Timeline
     )
 
 
-def test_token_1_comes_from_the_decode_side_for_all(fast_forward: bool) -> None:
-    got = run_again(REQUESTS, replica("vllm-v0", 10), fast_forward)
+@pytest.mark.parametrize("policy", ["orca", "vllm-v0", "vllm-v1"])
+def test_token_1_comes_from_the_decode_side_for_all(policy: str, fast_forward: bool) -> None:
+    got = run_again(REQUESTS, replica(policy, 10), fast_forward)
 
     # Also request 1, of one token, is handed over. 21: two prefills of one token in a decode step:
     # P = 2: 12 -> 33. 33: decode 0: 12 -> 45.
