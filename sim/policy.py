@@ -47,7 +47,7 @@ class ReplicaState:
         role: str = "both",
         max_model_len: int | None = None,
         watermark_blocks: int = 0,
-        on_preempt: Callable[[Request, int, int, int], None] | None = None,
+        on_preempt: Callable[[Request, int, int, int | None], None] | None = None,
         on_join: Callable[[Request], None] | None = None,
     ) -> None:
         self.kv = kv
@@ -122,7 +122,7 @@ class ReplicaState:
     def preempt(self, request: Request) -> None:
         """By recompute: KV freed, the request waits again and later prefills all it knows."""
         first_tick = request.since
-        ticks = 0 if request.group is None else request.group.leave(request)
+        ticks = None if request.group is None else request.group.leave(request)
         lost = request.computed_then
         self.running.pop(request)
         self.prefilling.pop(request, None)

@@ -127,6 +127,7 @@ class Replica:
         )
         self.lives: dict[Request, Lifetime] = {}
         self.held_for_transfer = self.outstanding = 0
+        self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []
         self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
         self._surroundings = surroundings
@@ -161,7 +162,7 @@ class Replica:
     def outstanding_tokens(self) -> int:
         """Prompt and emitted tokens of all requests outstanding here, as of now."""
         self.sync()
-        return sum(r.known_tokens for r, life in self.lives.items() if life.where is self)
+        return self._known_tokens + self.state.group.context_tokens
 
     # --- what reaches the replica
 
@@ -170,6 +171,7 @@ class Replica:
         life.request, life.where, life.goal = request, self, goal
         self.lives[request] = life
         self.outstanding += 1
+        self._known_tokens += request.known_tokens
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
@@ -224,6 +226,7 @@ class Replica:
             state.waiting.take_out(request)
         request.seat = -1
         self.outstanding -= 1
+        self._known_tokens -= request.known_tokens
         life.where = None
         del self.lives[request]
         self.kv.release(request)
@@ -443,6 +446,7 @@ class Replica:
         life = self.lives[request]
         del self.state.prefilling[request]
         request.emitted_then += 1
+        self._known_tokens += 1
         if life.prefill_end_ns == NEVER:
             life.prefill_end_ns = now
         if self._keeps_steps:
@@ -473,6 +477,7 @@ class Replica:
     def _part(self, request: Request, now: int) -> None:
         """The client has its last token, or the last that this replica emits."""
         self.outstanding -= 1
+        self._known_tokens -= request.known_tokens
         life = self.lives[request]
         life.where = None
         if life.delivered == life.arrival.output_tokens:
@@ -497,6 +502,7 @@ class Replica:
     def _joined_group(self, request: Request) -> None:
         """Put the tick with which a group member emits its last token here on the agenda."""
         life = self.lives[request]
+        self._known_tokens -= request.known_tokens
         self._finish_seq += 1
         life.finish_seq = self._finish_seq
         clock = self.state.group.clock + life.goal - request.emitted_then
@@ -510,6 +516,7 @@ class Replica:
         """Record the tokens that a request got as a member of the decode group."""
         life = self.lives[request]
         life.finish_seq = -1
+        self._known_tokens += request.known_tokens
         if ticks and not self._late:
             self._recorder.span(request.index, self.place, first, ticks)
             life.deliver(ticks, self.state.group.ends_ns[first + ticks - 1])
@@ -525,12 +532,15 @@ class Replica:
             if self._keeps_steps:
                 self._recorder.event(request.index, ADMITTED, now, self.place)
 
-    def _preempted(self, request: Request, lost_tokens: int, first_tick: int, ticks: int) -> None:
-        """Called by the state when the policy preempts."""
+    def _preempted(
+        self, request: Request, lost_tokens: int, first_tick: int, ticks: int | None
+    ) -> None:
+        """Called by the state when the policy preempts; `ticks` are those in the decode group."""
         life = self.lives[request]
         life.preemptions += 1
         life.recomputed_tokens += lost_tokens
-        self._note_ticks(request, first_tick, ticks)
+        if ticks is not None:
+            self._note_ticks(request, first_tick, ticks)
         if self._keeps_steps:
             self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
 
@@ -624,6 +634,8 @@ class Replica:
         assert len(decoding) == state.group.size + len(state.paused)
         context = sum(r.computed_tokens + 1 for r in decoding if r.group is not None)
         assert context == state.group.context_tokens
+        known = sum(r.known_tokens for r, life in self.lives.items() if life.where is self)
+        assert known == self._known_tokens + context
         for request in state.running:
             assert request.emitted_tokens <= self.lives[request].goal
             room = kv.held(request) * kv.block_tokens
