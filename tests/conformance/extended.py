@@ -1,0 +1,87 @@
+"""The reference with queue orders and the least-tokens router added, by subclassing what it has.
+
+Rules 50, 56, 57 and 90, for the orders whose victim is the tail of running; `priority` also chooses
+the victim (rule 89), so it is compared only where nobody was preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from tests.conformance.workloads import Spec
+
+ORDERS = ("sjf", "srtf", "edf", "priority")
+Key = Callable[[Any], Any]
+
+
+def simulate_extended(reference: ModuleType, spec: Spec, order: str) -> Any:
+    """The reference's result with every queue sorted by `order`, and its routers counting tokens.
+
+    Predictions are the truth (``oracle``). `spec` is in the reference's format, with ``priority``
+    and ``deadline_ns`` in its requests, and ``least_tokens`` as a third router.
+    """
+    module = _copy(reference)
+    module.POLICIES = {name: _sorting(x, order) for name, x in reference.POLICIES.items()}
+    module.Router = _routing(reference.Router)
+    return module.simulate(**spec)
+
+
+def _copy(reference: ModuleType) -> Any:
+    """A module of its own, whose `simulate` looks names up in it."""
+    path = reference.__file__
+    assert path is not None
+    copy = ModuleType(reference.__name__)
+    copy.__dict__.update(reference.__dict__)
+    code = reference.simulate.__code__
+    copy.simulate = type(reference.simulate)(
+        code, copy.__dict__, "simulate", (None, "round_robin", None)
+    )
+    return copy
+
+
+def _sorting(policy: type, order: str) -> type:
+    """The policy, its queue sorted before each pass."""
+
+    def schedule(self: Any, now: int) -> Any:
+        never_run = [r for r in self.waiting if not r.preemptions]
+        preempted = [r for r in self.waiting if r.preemptions]
+        if order == "priority":
+            self.waiting = sorted(self.waiting, key=lambda r: (r.spec["priority"], r.index))
+        else:
+            key = _key(self, order)
+            self.waiting = preempted + sorted(never_run, key=lambda r: (key(r), r.index))
+        return policy.schedule(self, now)
+
+    return type(policy.__name__, (policy,), {"schedule": schedule})
+
+
+def _key(replica: Any, order: str) -> Key:
+    if order == "edf":
+        return lambda r: r.arrival + r.spec["deadline_ns"]
+    # A prefill replica expects one token of everybody.
+    return lambda r: 0 if replica.role == "prefill" else r.o
+
+
+def _routing(router: type) -> type:
+    class TokenRouter(router):  # type: ignore[misc, valid-type]
+        def __init__(self, kind: str, replicas: list[Any]) -> None:
+            counts_tokens = kind == "least_tokens"
+            super().__init__("least_outstanding" if counts_tokens else kind, replicas)
+            self.counts_tokens = counts_tokens
+
+        def pick(self, p: int, m: int, o: int) -> Any:
+            if not self.counts_tokens:
+                return super().pick(p, m, o)
+            fits = [x for x in self.replicas if x.never_fits(p, m, o) is None]
+            return min(fits, key=_outstanding_tokens)
+
+    return TokenRouter
+
+
+def _outstanding_tokens(replica: Any) -> int:
+    here = [*replica.waiting, *replica.pulls, *replica.loaded, *replica.running]
+    if getattr(replica, "at_end", False):  # finished rows are outstanding until the batch is over
+        here += [r for r in replica.batch if r not in replica.running]
+    return sum(r.known for r in here)
