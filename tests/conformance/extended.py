@@ -1,7 +1,9 @@
-"""The reference with queue orders and the least-tokens router added, by subclassing what it has.
+"""The reference with more rules added, by subclassing what it has.
 
-Rules 50, 56, 57 and 90, for the orders whose victim is the tail of running; `priority` also chooses
-the victim (rule 89), so it is compared only where nobody was preempted.
+Queue orders and least-tokens (50, 56, 57, 90), for the orders whose victim is the tail of running;
+`priority` also chooses the victim (rule 89), so it is compared only where nobody was preempted. The
+last token computed again on the decode side (38, 67, 68), for the policies to which that token is a
+prefill like others.
 """
 
 from __future__ import annotations
@@ -26,6 +28,33 @@ def simulate_extended(reference: ModuleType, spec: Spec, order: str) -> Any:
     module.POLICIES = {name: _sorting(x, order) for name, x in reference.POLICIES.items()}
     module.Router = _routing(reference.Router)
     return module.simulate(**spec)
+
+
+AGAIN = ("orca", "vllm-v1", "sarathi")
+"""Decode policies under which the last token, computed again, is nothing special (rule 68)."""
+
+
+def simulate_last_tokens(reference: ModuleType, spec: Spec) -> Any:
+    """The reference's result with ``recompute_last_token``: the decode side emits token 1 as well.
+
+    The decode policies must be of `AGAIN`, and every request must have two tokens at least (those
+    of one are handed over too, which the reference cannot be made to do).
+    """
+    module = _copy(reference)
+    module.POLICIES = {name: _withholding(x) for name, x in reference.POLICIES.items()}
+    return module.simulate(**spec)
+
+
+def _withholding(policy: type) -> type:
+    """The policy; requests that reach its decode replica have emitted nothing yet."""
+
+    def schedule(self: Any, now: int) -> Any:
+        for r in self.loaded:
+            r.computed, r.emitted = r.p - 1, 0
+            r.times.clear()
+        return policy.schedule(self, now)
+
+    return type(policy.__name__, (policy,), {"schedule": schedule})
 
 
 def _copy(reference: ModuleType) -> Any:

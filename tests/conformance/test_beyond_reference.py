@@ -16,8 +16,8 @@ from policies import ORDERS, PREDICTORS, ROUTERS
 from tests.conformance import adapter
 from tests.conformance.cases import differences, observe_reference
 from tests.conformance.check import compare
+from tests.conformance.extended import AGAIN, simulate_extended, simulate_last_tokens
 from tests.conformance.extended import ORDERS as SORTED
-from tests.conformance.extended import simulate_extended
 from tests.conformance.reference import load_reference
 from tests.conformance.workloads import Spec, workload
 
@@ -88,3 +88,34 @@ def test_orders_and_least_tokens_equal_the_extended_reference(order: str, shared
         compared += 1
         assert compare(spec, observe_reference(spec, result)) == [], seed
     assert compared > 35
+
+
+def _again(seed: int) -> Spec | None:
+    """A conformance workload of two pools with the last token computed again, or None."""
+    rng = random.Random(f"again {seed}")
+    spec = workload(seed)
+    if "disaggregated" not in spec:
+        return None
+    for request in spec["requests"]:
+        request["output_tokens"] += 1
+        request["max_tokens"] = max(request["output_tokens"], request.get("max_tokens", 1))
+    layout = spec["disaggregated"]
+    kept = ("total_blocks", "block_tokens", "max_model_len", "step_time")
+    for i, replica in enumerate(layout["decode"]):
+        small = {"policy": rng.choice(AGAIN), **{x: replica[x] for x in kept if x in replica}}
+        if small["policy"] == "sarathi" and rng.random() < 0.5:
+            small["budget_tokens"] = rng.randint(1, 9)
+        layout["decode"][i] = small
+    layout["transfer"]["recompute_last_token"] = True
+    return spec
+
+
+@pytest.mark.parametrize("first", [2000, 2100])
+def test_last_tokens_computed_again_equal_the_extended_reference(first: int, shared: Path) -> None:
+    reference = load_reference(shared)
+    specs = {seed: _again(seed) for seed in range(first, first + 100)}
+    for seed, spec in specs.items():
+        if spec is not None:
+            result = simulate_last_tokens(reference, copy.deepcopy(spec))
+            assert compare(spec, observe_reference(spec, result)) == [], seed
+    assert sum(spec is not None for spec in specs.values()) > 20
