@@ -32,6 +32,7 @@ from sim.errors import PhasewiseError
 from sim.records import CAUSES, STATES, ReplicaInfo
 from sim.request import NEVER
 from sim.step_time import StepTimeOrigin
+from traces.arrow import from_numbers, from_strings, to_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -217,7 +218,11 @@ def _gaps_table(gaps: Mapping[str, Gaps]) -> pa.Table:
     gap_ns = np.concatenate([empty, *(gap_ns for gap_ns, _ in gaps.values())])
     count = np.concatenate([empty, *(count for _, count in gaps.values())])
     return pa.Table.from_arrays(
-        [_coded(np.concatenate([empty, *code]), list(gaps)), _numbers(gap_ns), _numbers(count)],
+        [
+            _coded(np.concatenate([empty, *code]), list(gaps)),
+            from_numbers(gap_ns),
+            from_numbers(count),
+        ],
         ["request_class", "gap_ns", "count"],
     )
 
@@ -231,42 +236,17 @@ def _table(columns: Mapping[str, npt.NDArray[Any]], texts: Mapping[str, Sequence
         if name in texts:
             arrays[name] = _coded(column, texts[name])
         elif name in _TEXT:
-            arrays[name] = _strings(column.tolist())
+            arrays[name] = from_strings(column.tolist())
         else:
-            arrays[name] = _numbers(column, column != NEVER if name in NULLABLE else None)
+            arrays[name] = from_numbers(column, column != NEVER if name in NULLABLE else None)
     return pa.Table.from_arrays(list(arrays.values()), list(arrays))
-
-
-def _numbers(column: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """A column as an Arrow array, null where not `valid`. (`pyarrow.array` would import pandas.)"""
-    import pyarrow as pa
-
-    column = np.ascontiguousarray(column)
-    bits = None
-    if valid is not None and not valid.all():
-        # Zeros under nulls: what lies there must not depend on how the column was made.
-        column = np.where(valid, column, 0).astype(column.dtype)
-        bits = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    kind = pa.from_numpy_dtype(column.dtype)
-    return pa.Array.from_buffers(kind, len(column), [bits, pa.py_buffer(column)])
 
 
 def _coded(codes: npt.NDArray[Any], texts: Sequence[str]) -> pa.Array:
     import pyarrow as pa
 
-    indices = _numbers(codes.astype(np.int32), codes >= 0)
-    return pa.DictionaryArray.from_arrays(indices, _strings(texts))
-
-
-def _strings(texts: Sequence[str | None]) -> pa.Array:
-    import pyarrow as pa
-
-    encoded = [(text or "").encode() for text in texts]
-    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    valid = np.array([text is not None for text in texts], dtype=bool)
-    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+    indices = from_numbers(codes.astype(np.int32), codes >= 0)
+    return pa.DictionaryArray.from_arrays(indices, from_strings(texts))
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
@@ -371,13 +351,13 @@ def _read_table(path: Path, texts: Mapping[str, Sequence[str]]) -> Columns:
     table = _checked_table(path)
     columns: Columns = {}
     for name in table.column_names:
-        column = table.column(name).combine_chunks()
+        column = _column(table, name)
         if name in texts:
             columns[name] = _codes(column, texts[name], path)
         elif name in _TEXT:
             columns[name] = np.array(column.to_pylist(), dtype=object)
         else:
-            columns[name] = column.fill_null(NEVER).to_numpy()
+            columns[name] = to_numbers(column, NEVER)
     return columns
 
 
@@ -386,7 +366,8 @@ def _checked_table(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:  # read_table would import pandas
+            table = file.read()
     except (OSError, pa.ArrowInvalid) as error:
         raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"")
@@ -402,12 +383,22 @@ def _codes(column: pa.Array, texts: Sequence[str], path: Path) -> npt.NDArray[np
     if unknown:
         raise BundleError(f"{path}: holds {unknown[0]!r}, which summary.json does not list")
     lookup = np.array([*(places[text] for text in own), NEVER], dtype=np.int32)
-    return lookup[column.indices.fill_null(len(own)).to_numpy()]
+    return lookup[to_numbers(column.indices, len(own))]
 
 
 def _read_gaps(path: Path) -> dict[str, Gaps]:
     table = _checked_table(path)
-    gap_ns, count = table.column("gap_ns").to_numpy(), table.column("count").to_numpy()
-    classes = np.array(table.column("request_class").to_pylist(), dtype=object)
-    names = list(dict.fromkeys(classes.tolist()))
-    return {name: (gap_ns[classes == name], count[classes == name]) for name in names}
+    gap_ns, count = (to_numbers(_column(table, name)) for name in ("gap_ns", "count"))
+    classes = _column(table, "request_class")
+    code = to_numbers(classes.indices)
+    names = classes.dictionary.to_pylist()
+    present = [at for at in range(len(names)) if (code == at).any()]
+    return {names[at]: (gap_ns[code == at], count[code == at]) for at in present}
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    """One array of a column, dictionaries of several chunks made one."""
+    import pyarrow as pa
+
+    chunks = table.column(name).unify_dictionaries().combine_chunks()
+    return chunks.chunk(0) if isinstance(chunks, pa.ChunkedArray) else chunks

@@ -2,7 +2,7 @@
 
 `Experiment` is the resolved form, one variant with every pool written out; a bundle keeps it, and
 it can be run again. People write the same keys, those of a pool also at top level, an `engine`, and
-the variants to compare: `json_schema.py` describes that for editors.
+the variants to compare: `json_schema.py` describes that for editors, with the text below each key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Strict(BaseModel):
         strict=True,
         frozen=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
     )
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from sim.errors import TraceError, nearest
 from sim.request import Ints
-from traces import values
+from traces import arrow, values
 from traces.source import Source, show
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class CsvRows(Rows):
         column = self._columns[name]
         if isinstance(positions, range):
             return column.to_pylist()
-        return column.take(np.fromiter(positions, dtype=np.int64)).to_pylist()
+        return column.take(arrow.from_numbers(np.fromiter(positions, dtype=np.int64))).to_pylist()
 
     def strings(self, name: str) -> pa.Array:
         """(n,) the column as text."""
@@ -239,8 +239,6 @@ class CsvRows(Rows):
 
     def _read_slow(self, source: Source, width: int) -> tuple[list[pa.Array], Ints]:
         """All columns row by row, blank lines left out with a note."""
-        import pyarrow as pa
-
         reader = csv.reader(
             io.StringIO(source.data.decode(), newline=""), delimiter=self._delimiter, strict=True
         )
@@ -261,7 +259,7 @@ class CsvRows(Rows):
         if blank:
             source.notes.append(f"{blank:,} blank lines were left out.")
         columns = list(zip(*kept, strict=True)) or [()] * width
-        return [pa.array(column, pa.string()) for column in columns], np.array(lines, np.int64)
+        return [arrow.from_strings(column) for column in columns], np.array(lines, np.int64)
 
 
 class JsonRows(Rows):
@@ -284,15 +282,13 @@ class JsonRows(Rows):
 
     def strings(self, name: str) -> pa.Array:
         """(n,) the column as text; null where it is neither text nor number."""
-        import pyarrow as pa
-
         column = [row.get(name) for row in self.objects]
         if not set(map(type, column)) <= {str, type(None)}:
             column = [
                 value if isinstance(value, str) else str(value) if _is_number(value) else None
                 for value in column
             ]
-        return pa.array(column, pa.string())
+        return arrow.from_strings(column)
 
     def counts(self, name: str, blank: int | None = None) -> Ints:
         """(n,) int64, numbers of tokens."""
@@ -434,7 +430,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 def _matching(text: pa.Array, pattern: str) -> npt.NDArray[np.bool_]:
     import pyarrow.compute as pc
 
-    return pc.fill_null(pc.match_substring_regex(text, pattern), False).to_numpy(False)
+    return arrow.to_bools(pc.match_substring_regex(text, pattern))
 
 
 def _plain_counts(text: pa.Array) -> tuple[Ints, npt.NDArray[np.intp]]:
@@ -444,7 +440,7 @@ def _plain_counts(text: pa.Array) -> tuple[Ints, npt.NDArray[np.intp]]:
 
     numbers = np.zeros(len(text), dtype=np.int64)
     plain = _matching(text, _PLAIN_COUNT)
-    numbers[plain] = pc.cast(_masked(text, plain), pa.int64()).to_numpy(False)
+    numbers[plain] = arrow.to_numbers(pc.cast(_masked(text, plain), pa.int64()))
     return numbers, np.flatnonzero(~plain)
 
 
@@ -482,12 +478,10 @@ def _plain_stamps(text: pa.Array) -> tuple[Ints, npt.NDArray[np.intp], int]:
             moments = pc.cast(_masked(text, plain), pa.timestamp("ns", zone))
         except pa.ArrowInvalid:  # 30 February, or a year out of range: read one by one
             continue
-        numbers[plain] = pc.cast(moments, pa.int64()).to_numpy(False)
+        numbers[plain] = arrow.to_numbers(pc.cast(moments, pa.int64()))
         done |= plain & (numbers > 0)
     return numbers, np.flatnonzero(~done), zoned
 
 
 def _masked(text: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:
-    import pyarrow as pa
-
-    return text if mask.all() else text.filter(pa.array(mask))
+    return text if mask.all() else text.filter(arrow.from_bools(mask))
