@@ -35,14 +35,19 @@ class RoundRobin(Router):
 
 
 @dataclass
-class RandomChoice(Router):
-    """Uniform over the replicas that can run the request; one draw per request."""
+class _Drawing(Router):
+    """A router that draws random numbers."""
 
     _rng: np.random.Generator | None = field(default=None, init=False, repr=False)
 
     def start(self, rng: np.random.Generator) -> None:
         """Draws come from `rng`."""
         self._rng = rng
+
+
+@dataclass
+class RandomChoice(_Drawing):
+    """Uniform over the replicas that can run the request; one draw per request."""
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """Any of them."""
@@ -71,17 +76,11 @@ class LeastTokens(Router):
 
 
 @dataclass
-class PowerOfTwo(Router):
+class PowerOfTwo(_Drawing):
     """Of two different replicas drawn at random the one with fewer requests outstanding.
 
     Ties go to the lower index. Source: Mitzenmacher, IEEE TPDS 2001.
     """
-
-    _rng: np.random.Generator | None = field(default=None, init=False, repr=False)
-
-    def start(self, rng: np.random.Generator) -> None:
-        """Draws come from `rng`."""
-        self._rng = rng
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """The better of two."""
