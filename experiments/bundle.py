@@ -17,11 +17,13 @@ Times are integer nanoseconds from the start of the simulation; null where they 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +31,19 @@ import yaml
 
 from experiments import strict_yaml
 from sim.errors import PhasewiseError
-from sim.records import CAUSES, STATES, ReplicaInfo
+from sim.records import CAUSES, STATES, STEP_CHUNK, STEP_COLUMNS, ReplicaInfo
 from sim.request import NEVER
 from sim.step_time import StepTimeOrigin
 from traces.arrow import from_numbers, from_strings, to_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 BUNDLE_VERSION = 1
 """Version of the bundle's files. Older ones are read, newer ones refused."""
 
+STEPS = "steps.parquet"
 INDEX = "variants.json"
 """File that lists the bundles of a run, in their order."""
 
@@ -47,7 +51,8 @@ Columns = dict[str, npt.NDArray[Any]]
 Gaps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 _VERSION_KEY = b"phasewise.bundle_version"
-_STEP_ROWS = 1 << 16
+_GROUP_ROWS = STEP_CHUNK
+"""Rows of a row group: what a run hands over at a time, so that when it is written is the same."""
 _TEXT = ("session", "request_class", "tenant")
 """Columns of the trace that hold text."""
 _MAYBE = ("turn", "deadline_ns", "first_scheduled_ns", "prefill_end_ns", "first_token_ns")
@@ -59,21 +64,15 @@ class BundleError(PhasewiseError):
     """A folder is no bundle, or one that cannot be read."""
 
 
-@dataclass
-class Bundle:
-    """One variant's results, in memory as on disk.
+@dataclass(kw_only=True)
+class Head:
+    """What a bundle says of its variant without its tables: enough for a comparison.
 
     Attributes:
         config: The resolved experiment, as plain values.
         environment: Versions and hashes.
-        requests: One row per arrived request, in trace order, times -1 where they never came; the
-            columns of `sim.records.REQUEST_COLUMNS`, ``largest_itl_ns``, and those of the trace.
-        reasons: Text of each code in the column ``reason``.
+        reasons: Text of each code in the column ``reason`` of the requests.
         replicas: In the order of the indices used in all columns.
-        itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
-        series: Columns of `sim.records.SERIES_COLUMNS`.
-        transfers: Columns of `sim.records.TRANSFER_COLUMNS`.
-        steps: Columns of `sim.records.STEP_COLUMNS`, or None if not recorded.
         end_ns: The last instant at which anything happened.
         notes: What a reader of the numbers should know, one sentence each.
         summary: Metrics, as `experiments.summary` makes them.
@@ -82,13 +81,8 @@ class Bundle:
 
     config: dict[str, Any]
     environment: dict[str, Any]
-    requests: Columns
     reasons: list[str]
     replicas: list[ReplicaInfo]
-    itl: dict[str, Gaps]
-    series: Columns
-    transfers: Columns
-    steps: Columns | None
     end_ns: int
     notes: list[str] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -106,6 +100,27 @@ class Bundle:
         return "disaggregated" if colocated is None else str(colocated["policy"]["name"])
 
 
+@dataclass(kw_only=True)
+class Bundle(Head):
+    """One variant's results, in memory as on disk.
+
+    Attributes:
+        requests: One row per arrived request, in trace order, times -1 where they never came; the
+            columns of `sim.records.REQUEST_COLUMNS`, ``largest_itl_ns``, and those of the trace.
+        itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
+        series: Columns of `sim.records.SERIES_COLUMNS`.
+        transfers: Columns of `sim.records.TRANSFER_COLUMNS`.
+        steps: Columns of `sim.records.STEP_COLUMNS`; None if not recorded, or written while
+            running.
+    """
+
+    requests: Columns
+    itl: dict[str, Gaps]
+    series: Columns
+    transfers: Columns
+    steps: Columns | None
+
+
 # --- writing
 
 
@@ -113,22 +128,53 @@ def write(bundle: Bundle, folder: Path) -> None:
     """Write a bundle; the folder appears complete or not at all, and replaces an older bundle.
 
     Raises:
-        BundleError: `folder` holds something else.
+        BundleError: `folder` holds something else, or cannot be written.
+    """
+    with replacing(folder) as partial:
+        write_files(bundle, partial)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder` that takes its place at the end, or goes if anything fails.
+
+    Raises:
+        BundleError: `folder` holds something that is no bundle, or cannot be written.
     """
     if folder.exists() and not is_bundle(folder):
         raise BundleError(f"{folder}: exists and is no bundle of results; give another --out")
     partial = partial_folder(folder)
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _write_all(bundle, partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with _telling(partial):
+        partial.mkdir(parents=True)
+    try:
+        yield partial
+        with _telling(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """A full disk, or a folder that may not be written, is one line that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
+        raise BundleError(f"{path}: cannot be written: {reason}") from None
 
 
 def write_index(folder: Path, variants: Sequence[str]) -> None:
     """Say which folders belong to the last run: others may be left of an earlier config."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / INDEX, {"variants": list(variants)})
+    with _telling(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{INDEX}.partial"
+    _write_json(partial, {"variants": list(variants)})
+    with _telling(folder):
+        partial.replace(folder / INDEX)
 
 
 def partial_folder(folder: Path) -> Path:
@@ -151,8 +197,13 @@ def is_bundle(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
 
 
-def _write_all(bundle: Bundle, folder: Path) -> None:
-    (folder / "config.yaml").write_text(dump_config(bundle.config), encoding="utf-8")
+def write_files(bundle: Bundle, folder: Path) -> None:
+    """Write the files of a bundle; without `Bundle.steps`, no ``steps.parquet`` is touched.
+
+    Raises:
+        BundleError: The disk is full, or the folder cannot be written.
+    """
+    _write_text(folder / "config.yaml", dump_config(bundle.config))
     _write_json(folder / "environment.json", bundle.environment)
     _write_json(folder / "wallclock.json", bundle.wallclock)
     _write_table(folder / "requests.parquet", _requests_table(bundle))
@@ -162,9 +213,38 @@ def _write_all(bundle: Bundle, folder: Path) -> None:
     places = {"source": names, "target": names}
     _write_table(folder / "transfers.parquet", _table(bundle.transfers, places))
     if bundle.steps is not None:
-        texts: dict[str, Sequence[str]] = {"replica": names, "cause": CAUSES}
-        _write_table(folder / "steps.parquet", _table(bundle.steps, texts))
+        with StepsFile(folder, names) as file:
+            file.write(bundle.steps)
     _write_json(folder / "summary.json", _summary(bundle))
+
+
+class StepsFile:
+    """``steps.parquet``, written a row group at a time while a variant runs.
+
+    Args:
+        folder: Where it is written.
+        names: Names of the replicas, in the order of their indices.
+
+    Raises:
+        BundleError: The disk is full, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._path = folder / STEPS
+        self._texts = {"replica": names, "cause": CAUSES}
+        empty = {name: np.zeros(0, np.int64) for name in STEP_COLUMNS}
+        self._writer = _writer(self._path, _table(empty, self._texts).schema)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _telling(self._path):
+            self._writer.close()
+
+    def write(self, columns: Columns) -> None:
+        """Add rows, as groups of at most `_GROUP_ROWS`."""
+        _write_groups(self._writer, self._path, _table(columns, self._texts))
 
 
 def dump_config(config: Mapping[str, Any]) -> str:
@@ -189,7 +269,12 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     text = json.dumps(
         {"bundle_version": BUNDLE_VERSION, **_defined(values)}, indent=1, allow_nan=False
     )
-    path.write_text(text + "\n", encoding="utf-8")
+    _write_text(path, text + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with _telling(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def _defined(value: Any) -> Any:
@@ -250,11 +335,26 @@ def _coded(codes: npt.NDArray[Any], texts: Sequence[str]) -> pa.Array:
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
+    writer = _writer(path, table.schema)
+    try:
+        _write_groups(writer, path, table)
+    finally:
+        with _telling(path):
+            writer.close()
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     import pyarrow.parquet as pq
 
     # No pandas block and no time in the metadata: the same rows are the same bytes.
-    marked = table.replace_schema_metadata({_VERSION_KEY: str(BUNDLE_VERSION).encode()})
-    pq.write_table(marked, path, compression="zstd", row_group_size=_STEP_ROWS, store_schema=True)
+    marked = schema.with_metadata({_VERSION_KEY: str(BUNDLE_VERSION).encode()})
+    with _telling(path):
+        return pq.ParquetWriter(path, marked, compression="zstd", store_schema=True)
+
+
+def _write_groups(writer: pq.ParquetWriter, path: Path, table: pa.Table) -> None:
+    with _telling(path):
+        writer.write_table(table.cast(writer.schema), row_group_size=_GROUP_ROWS)
 
 
 # --- reading
@@ -266,29 +366,45 @@ def read(folder: Path) -> Bundle:
     Raises:
         BundleError: It is none, is not finished, or of a newer version.
     """
-    if not is_bundle(folder):
-        raise BundleError(f"{folder}: no bundle of results here (config.yaml and environment.json)")
-    if not (folder / "summary.json").is_file():
-        raise BundleError(f"{folder}: not finished: summary.json is missing; run it again")
-    summary = _read_json(folder / "summary.json")
-    facts = summary.pop("facts")
-    notes = summary.pop("notes")
-    del summary["label"]  # that of the config
-    replicas = [_replica(entry) for entry in facts["replicas"]]
-    names = [replica.name for replica in replicas]
-    reasons = list(facts["reasons"])
-    texts = {"state": STATES, "reason": reasons, "replica": names, "decode_replica": names}
-    steps = folder / "steps.parquet"
+    head = read_head(folder)
+    names = [replica.name for replica in head.replicas]
+    texts = {
+        "state": STATES,
+        "reason": head.reasons,
+        "replica": names,
+        "decode_replica": names,
+    }
+    steps = folder / STEPS
     return Bundle(
-        config=_read_config(folder / "config.yaml"),
-        environment=_read_json(folder / "environment.json"),
+        **vars(head),
         requests=_read_table(folder / "requests.parquet", texts),
-        reasons=reasons,
-        replicas=replicas,
         itl=_read_gaps(folder / "itl.parquet"),
         series=_read_table(folder / "series.parquet", {"replica": names}),
         transfers=_read_table(folder / "transfers.parquet", {"source": names, "target": names}),
         steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if steps.is_file() else None,
+    )
+
+
+def read_head(folder: Path) -> Head:
+    """Read a bundle without its tables.
+
+    Raises:
+        BundleError: It is none, is not finished, or of a newer version.
+    """
+    if not is_bundle(folder):
+        raise BundleError(f"{folder}: no bundle of results here (config.yaml and environment.json)")
+    if not (folder / "summary.json").is_file():
+        raise BundleError(f"{folder}: not finished: summary.json is missing; run it again")
+    environment = _read_json(folder / "environment.json")
+    summary = _read_json(folder / "summary.json")
+    facts = summary.pop("facts")
+    notes = summary.pop("notes")
+    del summary["label"]  # that of the config
+    return Head(
+        config=_read_config(folder / "config.yaml"),
+        environment=environment,
+        reasons=list(facts["reasons"]),
+        replicas=[_replica(entry) for entry in facts["replicas"]],
         end_ns=facts["end_ns"],
         notes=notes,
         summary=summary,

@@ -187,9 +187,10 @@ def table(
     request_class: RequestClass = None,
 ) -> None:
     """Print the comparison of results as a table."""
-    from experiments import outcome
+    from experiments import bundle, outcome
 
-    outcome.table(outcome.read_all(folders), format, request_class)
+    heads = [bundle.read_head(folder) for folder in outcome.finished(folders)]
+    outcome.table(heads, format, request_class)
 
 
 @app.command()
@@ -208,10 +209,10 @@ def plot(
     request_class: RequestClass = None,
 ) -> None:
     """Draw the figures of results again, also across several runs."""
-    from experiments import outcome
+    from experiments import bundle, outcome
 
     outcome.plot(
-        outcome.read_all(folders),
+        [bundle.read(folder) for folder in outcome.finished(folders)],
         out or folders[0],
         style=style,
         width_mm=width_mm,

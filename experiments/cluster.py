@@ -45,12 +45,14 @@ class Built:
         notes: One sentence each: KV blocks, step times, what is not modelled.
         gpus: GPUs of all replicas.
         max_model_len: Shortest limit of all pools, or None.
+        replica_names: Of all replicas, in the order of their indices in results.
     """
 
     cluster: Cluster
     notes: tuple[str, ...]
     gpus: int
     max_model_len: int | None
+    replica_names: tuple[str, ...]
 
 
 def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> Built:
@@ -94,7 +96,12 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(pool.replicas * pool.tensor_parallel for pool in pools_of(experiment).values())
-    return Built(cluster, tuple(notes), gpus, min(limits, default=None))
+    names = tuple(
+        f"{pool.name}-{position}"
+        for pool in built.values()
+        for position in range(len(pool.replicas))
+    )
+    return Built(cluster, tuple(notes), gpus, min(limits, default=None), names)
 
 
 _POOL_NAMES = {"colocated": "replica", "prefill": "prefill", "decode": "decode"}

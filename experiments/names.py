@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+
+from sim.errors import closest
 
 
 def canonical(name: str) -> str:
@@ -19,7 +20,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> str:
 def suggestion(word: str, choices: Iterable[str]) -> str:
     """``try X`` for the nearest choice, else ``choose one of ...``."""
     names = sorted(choices)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if close:
-        return f"try {close[0]}"
+    close = closest(word, names)
+    if close is not None:
+        return f"try {close}"
     return f"choose one of {', '.join(names)}" if names else "there is none to choose"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import bundle, cluster
-from experiments.bundle import Bundle, BundleError
+from experiments.bundle import Bundle, BundleError, Head
 from experiments.config import Plan
 from experiments.run import FailedRunError, InterruptedRunError, Job, jobs_of, run_jobs
 from experiments.schema import Pool
@@ -41,10 +41,6 @@ def run(
     from experiments.progress import Bars
 
     _say_all(plan.notes)
-    for experiment in plan.variants:
-        cluster.build(
-            experiment, plan.folder
-        )  # sizes that do not fit are told before anything runs
     jobs = jobs_of(plan, out)
     bundle.write_index(out, [job.folder.name for job in jobs])
     try:
@@ -73,22 +69,23 @@ def _raise_failures(failed: Sequence[Job], ran: int) -> None:
 def _show_finished(
     plan: Plan, jobs: Sequence[Job], out: Path, formats: Sequence[str], as_json: bool
 ) -> None:
-    done = [bundle.read(job.folder) for job in jobs if job.state in ("finished", "reused")]
+    done = [job.folder for job in jobs if job.state in ("finished", "reused")]
     if not done:
         return
+    heads = [bundle.read_head(folder) for folder in done]
     if as_json:
-        _print_json({each.label: each.summary for each in done})
+        _print_json({each.label: each.summary for each in heads})
     else:
         if plan.about:
             _console().print(plan.about.strip(), markup=False, highlight=False)
-        table(done)
-        _print_notes(done)
+        table(heads)
+        _print_notes(heads)
         _print(f"results: {out}")
     if formats:
-        plot(done, out, formats=formats)
+        plot([bundle.read(folder) for folder in done], out, formats=formats)
 
 
-def _print_notes(bundles: Sequence[Bundle]) -> None:
+def _print_notes(bundles: Sequence[Head]) -> None:
     """Notes once each, with the variants that they belong to where not all."""
     owners: dict[str, list[str]] = {}
     for each in bundles:
@@ -142,20 +139,24 @@ def _said(role: str, pool: Pool) -> str:
 # --- results
 
 
-def read_all(folders: Sequence[Path]) -> list[Bundle]:
-    """The finished bundles of all folders, in order."""
+def finished(folders: Sequence[Path]) -> list[Path]:
+    """The folders of the finished bundles in all folders, in order.
+
+    Raises:
+        BundleError: There are none.
+    """
     found = [path for folder in folders for path in bundle.find(folder)]
-    finished = [path for path in found if bundle.is_finished(path)]
+    done = [path for path in found if bundle.is_finished(path)]
     for path in found:
-        if path not in finished:
+        if path not in done:
             _say(f"{path}: not finished, left out")
-    if not finished:
+    if not done:
         raise BundleError(f"{', '.join(map(str, folders))}: no variant is finished")
-    return [bundle.read(path) for path in finished]
+    return done
 
 
 def table(
-    bundles: Sequence[Bundle], name: str | None = None, request_class: str | None = None
+    bundles: Sequence[Head], name: str | None = None, request_class: str | None = None
 ) -> None:
     """Print the comparison, for the terminal or in a named format."""
     from experiments.tables import compare, show, table_text

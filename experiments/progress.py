@@ -54,7 +54,8 @@ class Bars:
             self._say(job)
             return
         now = time.perf_counter()
-        started = self._started.setdefault(job.position, now)
+        # From its first request on: neither its wait for a process nor reading the trace counts.
+        started = self._started.setdefault(job.position, now) if job.total else now
         if job.position not in self._tasks:
             self._tasks[job.position] = self._progress.add_task(
                 job.experiment.label, total=None, said=""
@@ -75,9 +76,10 @@ class Bars:
 def _said(job: Job, elapsed_s: float) -> str:
     if job.state in ("failed", "stopped", "reused"):
         return _WORDS[job.state]
+    if not job.total:
+        return job.state
     rate = job.ended / elapsed_s if elapsed_s > 0 else 0.0
-    total = f"{job.total:,}" if job.total else "?"
-    return f"{job.now_ns / 1e9:,.0f} s, {job.ended:,}/{total} requests, {rate:,.0f}/s"
+    return f"{job.now_ns / 1e9:,.0f} s, {job.ended:,}/{job.total:,} requests, {rate:,.0f}/s"
 
 
 def _bars(console: Console) -> Progress:

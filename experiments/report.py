@@ -10,8 +10,8 @@ from sim.metrics import Gaps, Requests
 from sim.slo import Windows, request_classes, select
 
 
-class RunBundle(Protocol):
-    """One run as its bundle tells it; attributes may be read lazily."""
+class RunHead(Protocol):
+    """One run as the summary in its bundle tells it: enough for a table."""
 
     @property
     def label(self) -> str:
@@ -22,6 +22,14 @@ class RunBundle(Protocol):
         """Name of the policy (or layout): chooses the colour."""
 
     @property
+    def summary(self) -> Mapping[str, Any]:
+        """What `experiments.summary.summarize` gave."""
+
+
+class RunBundle(RunHead, Protocol):
+    """One run as its bundle tells it, with what figures are drawn from."""
+
+    @property
     def requests(self) -> Requests:
         """Columns of the requests table, `request_class` included where the trace has classes."""
 
@@ -29,12 +37,8 @@ class RunBundle(Protocol):
     def itl(self) -> Mapping[str, Gaps]:
         """Counted gaps of the measured requests per class."""
 
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """What `experiments.summary.summarize` gave."""
 
-
-def unique_labels(bundles: Sequence[RunBundle]) -> list[str]:
+def unique_labels(bundles: Sequence[RunHead]) -> list[str]:
     """The labels in order, each on one line, with a number behind those that occur again."""
     labels: list[str] = []
     for bundle in bundles:
@@ -57,7 +61,7 @@ def measured(bundle: RunBundle, request_class: str | None = None) -> Requests:
     return select(requests, mask)
 
 
-def metrics_of(bundle: RunBundle, request_class: str | None = None) -> Mapping[str, Any]:
+def metrics_of(bundle: RunHead, request_class: str | None = None) -> Mapping[str, Any]:
     """The block of the summary that holds the metrics of one class, or of all requests.
 
     Raises:
@@ -73,7 +77,7 @@ def metrics_of(bundle: RunBundle, request_class: str | None = None) -> Mapping[s
     return classes[request_class]
 
 
-def verdict_mark(bundle: RunBundle) -> str:
+def verdict_mark(bundle: RunHead) -> str:
     """The verdict as a mark behind a label; empty for a stable run."""
     name = str(bundle.summary["verdict"]["name"])
     return "" if name == "stable" else name

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import bundle, hashes
+from experiments import bundle
 from experiments.bundle import Bundle
 from experiments.config import Plan
 from experiments.names import unknown
-from experiments.variant import run_variant
+from experiments.variant import fingerprints, run_variant
 from sim.errors import ConfigError
 from sim.records import CAUSES, STATES
 from sim.request import NEVER
@@ -128,9 +128,12 @@ def run_plan(plan: Plan) -> Results:
     Raises:
         PhasewiseError: One line; the first variant that fails ends the run.
     """
-    code = hashes.of_code()
+    prints = fingerprints(plan.variants, plan.folder)
     return Results(
-        [run_variant(experiment, plan.folder, code=code) for experiment in plan.variants]
+        [
+            run_variant(each, plan.folder, prints=its)
+            for each, its in zip(plan.variants, prints, strict=True)
+        ]
     )
 
 

@@ -1,26 +1,18 @@
-"""Run the variants of a plan, in parallel processes, and keep what is finished whatever happens."""
+"""Run the variants of a plan, and keep what is finished whatever happens."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
 
-from experiments import bundle, hashes
+from experiments import bundle
 from experiments.config import Plan, slug
 from experiments.schema import Experiment
-from experiments.variant import Progress, fingerprint, run_variant
+from experiments.variant import Fingerprint, Progress, fingerprints, run_variant
 from sim.errors import ConfigError, PhasewiseError, TraceError
 
 State = Literal["waiting", "running", "finished", "reused", "failed", "stopped"]
@@ -34,7 +26,7 @@ class Job:
         experiment: What to run.
         position: Its place in the plan.
         folder: Where its results go.
-        content: Hash of all that its results depend on.
+        prints: Hashes of all that its results depend on.
         state: How far it is.
         now_ns: Simulated time.
         ended: Requests that have ended.
@@ -46,7 +38,7 @@ class Job:
     experiment: Experiment
     position: int
     folder: Path
-    content: str
+    prints: Fingerprint
     state: State = "waiting"
     now_ns: int = 0
     ended: int = 0
@@ -68,11 +60,10 @@ OnChange = Callable[[Job], None]
 
 def jobs_of(plan: Plan, out: Path) -> list[Job]:
     """One job for each variant; those whose results are there and still valid are `reused`."""
-    code = hashes.of_code()
     jobs = []
-    for position, experiment in enumerate(plan.variants):
-        content = fingerprint(experiment, plan.folder, code).content
-        job = Job(experiment, position, out / slug(experiment.label), content)
+    prints = fingerprints(plan.variants, plan.folder)
+    for position, (experiment, its) in enumerate(zip(plan.variants, prints, strict=True)):
+        job = Job(experiment, position, out / slug(experiment.label), its)
         if _valid(job):
             job.state = "reused"
         jobs.append(job)
@@ -81,7 +72,9 @@ def jobs_of(plan: Plan, out: Path) -> list[Job]:
 
 def _valid(job: Job) -> bool:
     try:
-        return bundle.is_finished(job.folder) and bundle.content_hash(job.folder) == job.content
+        return (
+            bundle.is_finished(job.folder) and bundle.content_hash(job.folder) == job.prints.content
+        )
     except bundle.BundleError:
         return False
 
@@ -102,7 +95,9 @@ def run_jobs(
             for job in waiting:
                 _run_here(job, plan.folder, on_change)
         else:
-            _run_apart(waiting, plan.folder, processes, on_change)
+            from experiments.workers import run_apart
+
+            run_apart(waiting, plan.folder, processes, on_change)
     except KeyboardInterrupt:
         raise InterruptedRunError(_left_over(jobs)) from None
 
@@ -128,14 +123,29 @@ def _run_here(job: Job, folder: Path, on_change: OnChange) -> None:
     job.state = "running"
     on_change(job)
     try:
-        _write(job, folder, progress)
-        job.state, job.ended = "finished", job.total
+        run_job(job, folder, progress)
+        job.state = "finished"
     except Exception as error:
-        job.state, job.error, job.bad_input = "failed", _one_line(error), _is_bad_input(error)
+        job.state, job.error, job.bad_input = "failed", one_line(error), is_bad_input(error)
     on_change(job)
 
 
-def _one_line(error: Exception) -> str:
+def run_job(job: Job, folder: Path, progress: Progress) -> None:
+    """Run one variant and write its results, all of them or none.
+
+    Args:
+        job: What to run.
+        folder: Where relative paths of its config start.
+        progress: Told now and then how far it is, and at the end.
+    """
+    with bundle.replacing(job.folder) as partial:
+        made = run_variant(
+            job.experiment, folder, prints=job.prints, progress=progress, steps_folder=partial
+        )
+        bundle.write_files(made, partial)
+
+
+def one_line(error: Exception) -> str:
     """What failed; a bug, ours or of a user's policy, is shown in full as well."""
     if isinstance(error, PhasewiseError):
         return str(error)
@@ -143,134 +153,6 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _is_bad_input(error: Exception) -> bool:
+def is_bad_input(error: Exception) -> bool:
+    """Whether a variant failed for what it was given, not for how it ran."""
     return isinstance(error, ConfigError | TraceError)
-
-
-def _write(job: Job, folder: Path, progress: Progress) -> None:
-    made = run_variant(job.experiment, folder, progress=progress)
-    bundle.write(made, job.folder)
-
-
-# --- in other processes
-
-
-@dataclass(frozen=True)
-class _Told:
-    """What a worker says of its variant: how far it is, or how it ended."""
-
-    state: State
-    now_ns: int = 0
-    ended: int = 0
-    total: int = 0
-    error: str = ""
-    bad_input: bool = False
-
-
-def _run_apart(waiting: Sequence[Job], folder: Path, processes: int, on_change: OnChange) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["experiments.run", "sim.event_loop", "pyarrow.parquet"])
-    _start_server()
-    rest = iter(waiting)
-    running: dict[Connection, tuple[BaseProcess, Job]] = {}
-    try:
-        _start(context, rest, running, processes, folder, on_change)
-        while running:
-            for connection in wait(list(running)):
-                assert isinstance(connection, Connection)
-                process, job = running[connection]
-                if not _listen(connection, process, job, on_change):
-                    del running[connection]
-                    _start(context, rest, running, processes, folder, on_change)
-    finally:
-        for process, _ in running.values():
-            process.terminate()
-        for process, _ in running.values():
-            process.join()
-
-
-def _start_server() -> None:
-    """Start the process that workers are forked from, without the working folder on its path.
-
-    It runs as ``python -c``, which looks there first: a user's own ``sim`` would be taken for ours.
-    """
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        with _undisturbed():
-            forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Hold Ctrl-C back while a process is started: one that nobody knows of could not be ended.
-
-    Processes started here inherit that, so that it never reaches a worker before its own handler.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start(
-    context: ForkServerContext,
-    rest: Iterator[Job],
-    running: dict[Connection, tuple[BaseProcess, Job]],
-    processes: int,
-    folder: Path,
-    on_change: OnChange,
-) -> None:
-    while len(running) < processes and (job := next(rest, None)) is not None:
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(job, folder, there), daemon=True)
-        with _undisturbed():
-            process.start()
-            running[here] = process, job
-        there.close()
-        job.state = "running"
-        on_change(job)
-
-
-def _listen(connection: Connection, process: BaseProcess, job: Job, on_change: OnChange) -> bool:
-    """Take in one message; False when the variant has ended, in whatever way."""
-    try:
-        told: _Told = connection.recv()
-    except EOFError:
-        process.join()
-        told = _Told("failed", error=f"its process ended with code {process.exitcode}")
-    job.state, job.error, job.bad_input = told.state, told.error, told.bad_input
-    if told.total:
-        job.now_ns, job.ended, job.total = told.now_ns, told.ended, told.total
-    on_change(job)
-    if told.state == "running":
-        return True
-    connection.close()
-    process.join()
-    return False
-
-
-def _work(job: Job, folder: Path, connection: Connection) -> None:
-    """Body of a worker process. Ctrl-C reaches the whole group: the parent decides what ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    latest = _Told("running")
-
-    def progress(now_ns: int, ended: int, total: int) -> None:
-        nonlocal latest
-        latest = _Told("running", now_ns, ended, total)
-        connection.send(latest)
-
-    try:
-        _write(job, folder, progress)
-        connection.send(_Told("finished", latest.now_ns, latest.total, latest.total))
-    except BrokenPipeError:
-        return  # the parent has gone; there is nobody to tell
-    except Exception as error:
-        told = _Told("failed", error=_one_line(error), bad_input=_is_bad_input(error))
-        connection.send(told)

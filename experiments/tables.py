@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from experiments.report import RunBundle, metrics_of, unique_labels
+from experiments.report import RunHead, metrics_of, unique_labels
 from sim.errors import ConfigError, nearest
 from sim.metrics import METRICS
 
@@ -122,7 +122,7 @@ _LATENCIES = (
 _RARE_STATES = ("cancelled", "failed")
 
 
-def compare(bundles: Sequence[RunBundle], request_class: str | None = None) -> Comparison:
+def compare(bundles: Sequence[RunHead], request_class: str | None = None) -> Comparison:
     """Lay runs side by side.
 
     Args:
@@ -169,7 +169,7 @@ def _measures() -> list[Column]:
 
 
 def _row(
-    bundle: RunBundle, label: str, states: Sequence[str], request_class: str | None
+    bundle: RunHead, label: str, states: Sequence[str], request_class: str | None
 ) -> tuple[Value, ...]:
     summary, block = bundle.summary, metrics_of(bundle, request_class)
     counts = summary["requests"] if request_class is None else block["requests"]
@@ -185,7 +185,7 @@ def _row(
     )
 
 
-def _notes(bundles: Sequence[RunBundle], request_class: str | None) -> tuple[str, ...]:
+def _notes(bundles: Sequence[RunHead], request_class: str | None) -> tuple[str, ...]:
     notes = [
         "Best values are marked (*, or bold); latencies of overloaded runs depend on their length."
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments import cluster, hashes
-from experiments.bundle import BUNDLE_VERSION, Bundle, Columns
+from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.schema import Experiment
 from experiments.summary import summarize
 from experiments.version import __version__
@@ -59,20 +61,27 @@ class Fingerprint:
         return hashes.of_values({**parts, "bundle_version": BUNDLE_VERSION})
 
 
-def fingerprint(experiment: Experiment, folder: Path, code: str) -> Fingerprint:
-    """Fingerprint of a variant.
+def fingerprints(experiments: Sequence[Experiment], folder: Path) -> list[Fingerprint]:
+    """Fingerprint of each variant; code and files are hashed once.
 
     Args:
-        experiment: Resolved.
-        folder: Where its relative paths start.
-        code: `experiments.hashes.of_code()`, computed once.
+        experiments: Resolved.
+        folder: Where their relative paths start.
     """
+    code = hashes.of_code()
+    of_file = functools.cache(hashes.of_file)
+    return [_fingerprint(each, folder, code, of_file) for each in experiments]
+
+
+def _fingerprint(
+    experiment: Experiment, folder: Path, code: str, of_file: Callable[[Path], str]
+) -> Fingerprint:
     config = experiment.model_dump(mode="json", exclude={"label", "name", "about", "notes"})
     path = trace_path(experiment.workload, folder)
-    own = [hashes.of_file(file) for file in _own_files(experiment, folder)]
+    own = [of_file(file) for file in _own_files(experiment, folder)]
     return Fingerprint(
         config=hashes.of_values(config),
-        trace=hashes.of_file(path) if path is not None else "",
+        trace=of_file(path) if path is not None else "",
         code=hashes.of_values({"code": code, "own": own}) if own else code,
     )
 
@@ -94,16 +103,18 @@ def run_variant(
     experiment: Experiment,
     folder: Path,
     *,
-    code: str | None = None,
+    prints: Fingerprint | None = None,
     progress: Progress | None = None,
+    steps_folder: Path | None = None,
 ) -> Bundle:
     """Simulate one variant and sum it up.
 
     Args:
         experiment: Resolved and checked.
         folder: Where its relative paths start.
-        code: Hash of our code if known already.
-        progress: Told now and then how far it is.
+        prints: What it depends on, if known already.
+        progress: Told now and then how far it is, and at the end.
+        steps_folder: Write ``steps.parquet`` there while running, instead of keeping all steps.
 
     Raises:
         PhasewiseError: One line: sizes that do not fit, a trace that cannot be read, a stuck run.
@@ -115,20 +126,23 @@ def run_variant(
     if experiment.workload.arrivals.process != "closed-loop":
         windows.bounds_ns(workload.trace.arrival_ns)  # refuses now, not after the simulation
     prepared = time.perf_counter()
-    result = simulate(
-        workload.source,
-        built.cluster,
-        seed=experiment.seed,
-        fast_forward=experiment.fast_forward,
-        check=experiment.check,
-        record=_record(experiment, workload.trace),
-        progress=_with_total(progress, len(workload.trace)),
-    )
+    with _steps_file(experiment, built, steps_folder) as file:
+        result = simulate(
+            workload.source,
+            built.cluster,
+            seed=experiment.seed,
+            fast_forward=experiment.fast_forward,
+            check=experiment.check,
+            record=_record(experiment, workload.trace, file),
+            progress=_with_total(progress, len(workload.trace)),
+        )
+    if progress is not None:
+        progress(result.end_ns, len(result.requests["index"]), len(workload.trace))
     simulated = time.perf_counter()
     notes = [*experiment.notes, *workload.notes, *built.notes]
     bundle = _bundle(experiment, folder, workload, result, windows)
     bundle.notes = notes
-    bundle.environment = _environment(experiment, folder, code or hashes.of_code())
+    bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
     bundle.wallclock = {
         "started_unix_s": started,
         "prepare_s": prepared - clock,
@@ -146,13 +160,29 @@ def _with_total(progress: Progress | None, total: int) -> Callable[[int, int], N
     return lambda now_ns, ended: progress(now_ns, ended, total)
 
 
-def _record(experiment: Experiment, trace: Trace) -> Record:
+@contextmanager
+def _steps_file(
+    experiment: Experiment, built: cluster.Built, folder: Path | None
+) -> Iterator[StepsFile | None]:
+    if folder is None or not experiment.record.steps:
+        yield None
+        return
+    with StepsFile(folder, built.replica_names) as file:
+        yield file
+
+
+def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Record:
     points = experiment.record.series_points
     span_ns = int(trace.arrival_ns[-1]) if len(trace) else 0
     if span_ns <= 0 or experiment.workload.arrivals.process == "closed-loop":
         # The arrivals span no time, or nobody knows how much: sample at a fixed interval.
         span_ns = round(points * _SAMPLE_S_WITHOUT_SPAN * 1e9)
-    return Record(steps=experiment.record.steps, series_points=points, series_span_ns=span_ns)
+    return Record(
+        steps=experiment.record.steps,
+        series_points=points,
+        series_span_ns=span_ns,
+        on_steps=None if file is None else file.write,
+    )
 
 
 def _bundle(
@@ -209,8 +239,7 @@ def _slo(experiment: Experiment) -> SLO:
     return SLO(**targets, classes=classes)
 
 
-def _environment(experiment: Experiment, folder: Path, code: str) -> dict[str, Any]:
-    prints = fingerprint(experiment, folder, code)
+def _environment(experiment: Experiment, prints: Fingerprint) -> dict[str, Any]:
     return {
         "phasewise": __version__,
         "python": platform.python_version(),
