@@ -26,10 +26,15 @@ class StuckError(PhasewiseError):
     """A simulation makes no progress; names the request that does not advance."""
 
 
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that `word` was probably meant to be, or None."""
+    return next(iter(difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.5)), None)
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return a hint such as ``; did you mean sarathi?``, or the list of choices if none is near."""
     names = sorted(choices)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]}?"
+    close = closest(word, names)
+    if close is not None:
+        return f"; did you mean {close}?"
     return f"; choose one of {', '.join(names)}" if names else ""
