@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 BUNDLE_VERSION = 1
-"""Version of the bundle's files. Older ones are read, newer ones refused."""
+"""Version of the bundle's files; newer ones are refused."""
+_OLDEST_VERSION = 1
+"""Oldest version that is still read."""
 
 STEPS = "steps.parquet"
 INDEX = "variants.json"
@@ -150,11 +152,20 @@ def replacing(folder: Path) -> Iterator[Path]:
     try:
         yield partial
         with _telling(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
+            _take_place(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _take_place(partial: Path, folder: Path) -> None:
+    """Rename only, so that no moment sees half of the old results or of the new ones."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
@@ -364,7 +375,7 @@ def read(folder: Path) -> Bundle:
     """Read a bundle; without `steps.parquet` it is complete too.
 
     Raises:
-        BundleError: It is none, is not finished, or of a newer version.
+        BundleError: It is none, is not finished, or of a version that is not read.
     """
     head = read_head(folder)
     names = [replica.name for replica in head.replicas]
@@ -389,26 +400,34 @@ def read_head(folder: Path) -> Head:
     """Read a bundle without its tables.
 
     Raises:
-        BundleError: It is none, is not finished, or of a newer version.
+        BundleError: It is none, is not finished, or of a version that is not read.
     """
     if not is_bundle(folder):
         raise BundleError(f"{folder}: no bundle of results here (config.yaml and environment.json)")
     if not (folder / "summary.json").is_file():
         raise BundleError(f"{folder}: not finished: summary.json is missing; run it again")
     environment = _read_json(folder / "environment.json")
+    wallclock = _read_json(folder / "wallclock.json")
     summary = _read_json(folder / "summary.json")
-    facts = summary.pop("facts")
-    notes = summary.pop("notes")
-    del summary["label"]  # that of the config
+    try:
+        facts = summary.pop("facts")
+        notes = summary.pop("notes")
+        del summary["label"]  # that of the config
+        reasons, end_ns = list(facts["reasons"]), facts["end_ns"]
+        replicas = [_replica(entry) for entry in facts["replicas"]]
+    except (KeyError, TypeError) as error:
+        raise BundleError(
+            f"{folder / 'summary.json'}: is no summary of this version ({error}); run it again"
+        ) from None
     return Head(
         config=_read_config(folder / "config.yaml"),
         environment=environment,
-        reasons=list(facts["reasons"]),
-        replicas=[_replica(entry) for entry in facts["replicas"]],
-        end_ns=facts["end_ns"],
+        reasons=reasons,
+        replicas=replicas,
+        end_ns=end_ns,
         notes=notes,
         summary=summary,
-        wallclock=_read_json(folder / "wallclock.json"),
+        wallclock=wallclock,
     )
 
 
@@ -456,6 +475,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _check_version(version: object, path: Path) -> None:
     if not isinstance(version, int):
         raise BundleError(f"{path}: does not say its bundle_version; not written by phasewise")
+    if version < _OLDEST_VERSION:
+        raise BundleError(
+            f"{path}: bundle_version {version} is older than this phasewise reads, which is "
+            f"{_OLDEST_VERSION} and later; run its config.yaml again"
+        )
     if version > BUNDLE_VERSION:
         raise BundleError(
             f"{path}: bundle_version {version} is newer than this phasewise, which reads up to "

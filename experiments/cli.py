@@ -66,6 +66,10 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             # Whoever read our output has left, as `head` does; Python must not flush to it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            typer.echo(f"phasewise: {where}{error.strerror or error}", err=True)
+            raise typer.Exit(FAILED) from None
 
     return guarded
 

@@ -9,6 +9,7 @@ import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from experiments.explain import explain, placed
@@ -51,12 +52,14 @@ def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
-            f"{where}: {name}: module {module_name} cannot be imported: {error}"
+            f"{where}: {name}: module {module_name} cannot be imported: {error} "
+            f"(looked in {folder.resolve()} first)"
         ) from None
     except Exception as error:
         raise ConfigError(
             f"{where}: {name}: {module_name} fails when imported: {type(error).__name__}: {error}"
         ) from None
+    _refuse_another(module, folder / f"{module_name.replace('.', '/')}.py", f"{where}: {name}")
     found = getattr(module, class_name, None)
     if found is None:
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
@@ -68,6 +71,16 @@ def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
             f"{where}: {name} is no dataclass; the fields of a {kind} are its options"
         )
     return found
+
+
+def _refuse_another(module: ModuleType, expected: Path, where: str) -> None:
+    """Python keeps the first module of a name; another one than the config means is no help."""
+    place = getattr(module, "__file__", None)
+    if expected.is_file() and (place is None or not expected.samefile(place)):
+        raise ConfigError(
+            f"{where}: Python has imported {module.__name__} from {place or 'itself'}, not "
+            f"{expected}; give the file another name"
+        )
 
 
 def names(cls: Any) -> list[str]:
