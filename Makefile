@@ -9,7 +9,7 @@ BENCH ?=
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 SUB := $(MAKE) --no-print-directory --silent
 
 .PHONY: help demo test slow conformance bench lint clean
@@ -32,12 +32,12 @@ demo:
 test:
 	@echo "make test: installs the development tools into .venv if need be, then runs the quick tests"
 	@$(SUB) .venv/.installed-dev
-	@$(PYTEST) $(TESTFLAGS)
+	@$(PYTEST) --dist loadfile $(TESTFLAGS)
 
 slow:
 	@echo "make slow: installs the development tools into .venv if need be, then runs the slow tests"
 	@$(SUB) .venv/.installed-dev
-	@$(PYTEST) -m "slow and not gpu" $(TESTFLAGS)
+	@$(PYTEST) --dist loadfile -m "slow and not gpu" $(TESTFLAGS)
 
 conformance:
 	@echo "make conformance: compares with the reference simulator on $(N) random workloads"

@@ -54,15 +54,35 @@ def chromium() -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many tests were skipped, by reason."""
-    reasons: Counter[str] = Counter()
-    for report in terminalreporter.stats.get("skipped", []):
-        reasons[_reason(report)] += 1
+    """Print what the random workloads of this run covered, and what was skipped."""
+    _say_what_was_covered(terminalreporter)
+    _say_what_was_skipped(terminalreporter)
+
+
+def _say_what_was_covered(terminal: pytest.TerminalReporter) -> None:
+    """Add up the counts of all conformance tests, whichever process ran them."""
+    from tests.conformance.coverage import REQUIRED, Coverage
+
+    total = Coverage()
+    for report in terminal.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "coverage":
+                total.merge(Coverage.from_json(value))
+    if total.workloads:
+        whole = "PHASEWISE_CONFORMANCE_N" in os.environ  # as `make conformance` sets it
+        lines = total.report().splitlines()
+        terminal.write_line("\n".join(lines if whole else lines[: 1 + len(REQUIRED)]))
+
+
+def _say_what_was_skipped(terminal: pytest.TerminalReporter) -> None:
+    reasons = Counter(_reason(report) for report in terminal.stats.get("skipped", []))
     for reason, count in reasons.most_common():
-        terminalreporter.write_line(f"skipped {count}: {reason}")
+        terminal.write_line(f"skipped {count}: {reason}")
+    if not reasons:
+        terminal.write_line("skipped 0")
 
 
 def _reason(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):  # (file, line, "Skipped: reason")
-        return report.longrepr[2].removeprefix("Skipped: ")
-    return getattr(report, "wasxfail", "") or "no reason given"
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return "no reason given"
