@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
+from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch, repeat_chunk
 from sim.policy import Policy, ReplicaState
 
 
@@ -50,7 +50,8 @@ class Sarathi(Policy):
         if state.preempted:
             batch.cause = Cause.PREEMPTED
         elif state.waiting:
-            self._admit(state, batch, left)
+            left = self._admit(state, batch, left)
+        repeat_chunk(batch, left)
         return batch
 
     def _make_room(self, state: ReplicaState) -> None:
@@ -61,21 +62,23 @@ class Sarathi(Policy):
             if request.decoding:
                 state.make_room(request, later, spare_blocks=1)
 
-    def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> None:
+    def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> int:
+        """Admit waiting requests in order; returns the budget left."""
         waiting, watermark = state.waiting, state.watermark_blocks
         first_come = state.order.first_come
         while waiting:
             if not left:
                 batch.refuse(Cause.NO_BUDGET, first_come=first_come)
-                return
+                return left
             if state.num_running >= self.max_num_seqs:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
-                return
+                return left
             request = waiting[0]
             whole = request.known_tokens
             if not state.kv.allocate(request, whole, keep_free=watermark):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
-                return
+                return left
             state.admit(request)
             batch.tokens[request] = tokens = min(whole, left)
             left -= tokens
+        return left

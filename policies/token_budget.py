@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
+from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch, repeat_chunk
 from sim.errors import ConfigError
 from sim.policy import Policy, ReplicaState
 from sim.request import Request
@@ -63,7 +63,8 @@ class TokenBudget(Policy):
         if state.preempted:
             batch.cause = Cause.PREEMPTED
         elif state.waiting:
-            self._admit(state, batch, left)
+            left = self._admit(state, batch, left)
+        repeat_chunk(batch, left)
         return batch
 
     def _serve_lockstep(self, state: ReplicaState, batch: ScheduledBatch) -> int | None:
@@ -129,16 +130,17 @@ class TokenBudget(Policy):
             later.remove(victim)
         return fits
 
-    def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> None:
+    def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> int:
+        """Admit waiting requests in order; returns the budget left."""
         waiting, kv = state.waiting, state.kv
         first_come = state.order.first_come
         while waiting:
             if left <= 0:
                 batch.refuse(Cause.NO_BUDGET, first_come=first_come)
-                return
+                return left
             if state.num_running >= self.max_num_seqs:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
-                return
+                return left
             request = waiting[0]
             tokens = self._chunk(request, 0, left)
             keep = int(self.watermark * kv.total_blocks) if state.running else 0
@@ -146,10 +148,11 @@ class TokenBudget(Policy):
                 keep += kv.blocks_for(request.known_tokens) - kv.blocks_for(tokens)
             if not kv.allocate(request, tokens, keep_free=keep):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
-                return
+                return left
             state.admit(request)
             batch.tokens[request] = tokens
             left -= tokens
+        return left
 
     def _chunk(self, request: Request, computed: int, left: int) -> int:
         tokens = min(request.known_tokens - computed, left)

@@ -64,8 +64,11 @@ class ScheduledBatch:
         all_decodes: Every decoding request computes one token, without being listed. Set by
             `ReplicaState.decode_all`, which takes the blocks.
         repeat: How many iterations the same decision holds for if nothing reaches the replica.
-            Only batches without prefill can be repeated. The replica stops earlier where a request
+            This is about batches without prefill. The replica stops earlier where a request
             finishes or blocks run out.
+        chunk_repeat: How many iterations with prefill chunks of these very sizes follow each other
+            if nothing reaches the replica, none of which completes its prompt. Blocks beyond those
+            allocated are taken chunk by chunk.
         spare_blocks: Blocks that must stay free in every repeated iteration.
         in_running_order: Requests that end in this iteration leave in order of `running`, not
             decodes before chunks.
@@ -77,6 +80,7 @@ class ScheduledBatch:
     __slots__ = (
         "all_decodes",
         "cause",
+        "chunk_repeat",
         "deaf",
         "in_running_order",
         "padding",
@@ -89,6 +93,7 @@ class ScheduledBatch:
         self.tokens: dict[Request, int] = {}
         self.all_decodes = False
         self.repeat = repeat
+        self.chunk_repeat = 1
         self.spare_blocks = spare_blocks
         self.in_running_order = False
         self.cause: int = Cause.NONE
@@ -113,3 +118,16 @@ class ScheduledBatch:
         listed = {request.index: tokens for request, tokens in self.tokens.items()}
         rest = " + all decodes" if self.all_decodes else ""
         return f"ScheduledBatch({listed}{rest}, repeat={self.repeat})"
+
+
+def repeat_chunk(batch: ScheduledBatch, budget_left: int) -> None:
+    """Say for how long the one chunk of a token-budget batch is followed by others of its size.
+
+    The budget is used up, or nobody else wants any, so that the next pass gives the same chunk to
+    the same prompt until less than a chunk is left. With no budget left arrivals do not matter.
+    """
+    batch.deaf = batch.deaf or budget_left <= 0
+    if len(batch.tokens) == 1:
+        ((request, tokens),) = batch.tokens.items()
+        if request.prefilling:
+            batch.chunk_repeat = max(1, (request.remaining_tokens - 1) // tokens)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.batch import ScheduledBatch
+from sim.decode_group import DecodeGroup
+from sim.kvcache import BlockPool
 from sim.policy import ReplicaState
 from sim.records import Decision
 from sim.request import Request
-from sim.step_time import StepWork
+from sim.step_time import StepTimeModel, StepWork
 
 
 class Flight:
@@ -21,13 +23,15 @@ class Flight:
         chunks: Prefill pieces (request, tokens), in batch order.
         ticks: Whether the decode group takes part.
         work: What the first iteration computes, padding included.
-        prefill_tokens: Real prompt tokens computed.
+        prefill_tokens: Real prompt tokens computed in each iteration.
         decodes: Real decodes in each iteration.
         applied: Iterations whose effect has been applied.
+        ahead_blocks: Blocks that were taken, when last synced, for the chunk then in progress.
         notes: What the log of decisions needs; None if there is none.
     """
 
     __slots__ = (
+        "ahead_blocks",
         "applied",
         "batch",
         "chunks",
@@ -57,8 +61,43 @@ class Flight:
         self.work = work
         self.prefill_tokens = prefill_tokens
         self.decodes = decodes
-        self.applied = 0
+        self.applied = self.ahead_blocks = 0
         self.notes: DecisionNotes | None = None
+
+    def chunk_steps_ns(self, model: StepTimeModel, n: int, first_iteration: int) -> list[int]:
+        """Lengths of `n` iterations that compute the next chunks of the same prompts, ns."""
+        work, lengths = self.work, []
+        before = [request.computed_then for request, _ in self.chunks]
+        sizes = [tokens for _, tokens in self.chunks]
+        for i in range(n):
+            chunks = [(c, b + i * c) for c, b in zip(sizes, before, strict=True)]
+            context = work.context_tokens + i * self.decodes
+            step = StepWork(chunks, self.decodes, context)
+            lengths.append(model.step_ns(step, first_iteration + i))
+        return lengths
+
+    def blocks_needed(self, n: int, group: DecodeGroup, kv: BlockPool) -> int:
+        """Blocks that the first `n` iterations take, beyond those that the chunks hold already."""
+        blocks = group.blocks_needed(n) if self.ticks else 0
+        for request, tokens in self.chunks:
+            stored = request.computed_then + n * tokens
+            blocks += max(0, kv.blocks_for(stored) - request.held_blocks)
+        return blocks
+
+    def advance_chunks(self, iterations: int, kv: BlockPool, *, more: bool) -> None:
+        """Apply chunks that are over; take the blocks of the one in progress if there is one."""
+        for request, tokens in self.chunks:
+            request.computed_then += tokens * iterations
+            if iterations:
+                kv.allocate(request, request.computed_then)
+                before = request.held_blocks
+                if more:
+                    kv.allocate(request, request.computed_then + tokens)
+                self.ahead_blocks = request.held_blocks - before
+            elif not more:  # cut where it was last synced: that chunk never starts
+                request.held_blocks -= self.ahead_blocks
+                kv.free_blocks += self.ahead_blocks
+                self.ahead_blocks = 0
 
 
 class DecisionNotes:
@@ -70,12 +109,12 @@ class DecisionNotes:
         group, free = state.group, state.kv.free_blocks
         self.preempted = [request.index for request in state.preempted]
         self.members: list[int] = []
-        self.free_after = [free]
         if flight.ticks:
             self.members = [r.index for r in state.running if r.group is group]
-            first = group.blocks_needed()
-            later = range(2, len(flight.ends_ns) + 1)
-            self.free_after += [free - (group.blocks_needed(i) - first) for i in later]
+        first = flight.blocks_needed(1, group, state.kv)
+        iterations = range(1, len(flight.ends_ns) + 1)
+        needs = [flight.blocks_needed(i, group, state.kv) - first for i in iterations]
+        self.free_after = [free - need for need in needs]
 
     def decisions(self, flight: Flight, iterations: int, replica: int) -> list[Decision]:
         """One entry for each of the first iterations of the flight."""

@@ -270,6 +270,7 @@ class Recorder:
         )
 
 
+# Prefill tokens and decodes are those of each iteration of the run, the rest is as of its first.
 STEP_COLUMNS = (
     "replica",
     "start_ns",

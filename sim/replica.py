@@ -325,48 +325,53 @@ class Replica:
 
     def _launch(self, flight: Flight) -> None:
         """Ask the step-time model how long the flight takes and go to sleep."""
-        batch, model = flight.batch, self.spec.step_time
-        n = 1
-        # A pass that preempted is not made again: its victims now wait, and may be admitted next.
-        if (
-            batch.repeat > 1
-            and self._fast_forward
-            and not flight.chunks
-            and not self.state.preempted
-        ):
-            n = self._steady_iterations(batch)
+        model, start = self.spec.step_time, flight.start_ns
+        n = self._steady_iterations(flight) if self._fast_forward else 1
         if n == 1:
-            ends = [flight.start_ns + model.step_ns(flight.work, self.iterations)]
+            ends = [start + model.step_ns(flight.work, self.iterations)]
         else:
-            steps = model.steps_ns(flight.work, n, self.iterations)
-            lengths = steps if isinstance(steps, list) else steps.tolist()
-            ends = list(accumulate(lengths, initial=flight.start_ns))
+            if flight.chunks:
+                lengths = flight.chunk_steps_ns(model, n, self.iterations)
+            else:
+                steps = model.steps_ns(flight.work, n, self.iterations)
+                lengths = steps if isinstance(steps, list) else steps.tolist()
+            ends = list(accumulate(lengths, initial=start))
             del ends[0]
         flight.ends_ns = ends
         if self._keeps_decisions:
             flight.notes = DecisionNotes(flight, self.state)
         self.in_flight.append(flight)
-        self._wake = Instant(self.env, ends[-1] - flight.start_ns, self._step_end)
+        self._wake = Instant(self.env, ends[-1] - start, self._step_end)
         if self._check:
             self.verify()
 
-    def _steady_iterations(self, batch: ScheduledBatch) -> int:
-        """How many iterations pass before a request can finish or blocks run out."""
-        group, heap = self.state.group, self._finish
-        while heap[0][1] != heap[0][2].finish_seq:
-            heapq.heappop(heap)
-        n = heap[0][0] - group.clock
+    def _steady_iterations(self, flight: Flight) -> int:
+        """For how many iterations the decision holds: nobody finishes, and blocks suffice."""
+        batch, group = flight.batch, self.state.group
+        n = batch.chunk_repeat if flight.chunks else batch.repeat
+        # A pass that preempted is not made again: its victims now wait, and may be admitted next.
+        if n == 1 or self.state.preempted:
+            return 1
         if n > self._longest_run:
             n = self._longest_run
-        if n > batch.repeat:
-            n = batch.repeat
-        if group.late:
-            n = group.steady_ticks(n)
-        if n == 1:
-            return 1
         have = self.kv.free_blocks - batch.spare_blocks
-        have += group.needs[group.clock % group.block_tokens]  # those of the first tick are taken
-        return max(1, group.ticks_within(have, n))
+        if flight.ticks:
+            heap = self._finish
+            while heap[0][1] != heap[0][2].finish_seq:
+                heapq.heappop(heap)
+            last = heap[0][0] - group.clock
+            if n > last:
+                n = last
+            if group.late:
+                n = group.steady_ticks(n)
+            if n == 1:
+                return 1
+            have += group.needs[group.clock % group.block_tokens]  # those of the first are taken
+        if not flight.chunks:
+            return max(1, group.ticks_within(have, n))
+        while n > 1 and flight.blocks_needed(n, group, self.kv) > have:
+            n //= 2
+        return n
 
     def _cut(self) -> None:
         """Let the run in flight end at the next boundary; a boundary at this instant is past."""
@@ -389,13 +394,15 @@ class Replica:
     # --- the effects of iterations
 
     def _advance(self, flight: Flight, upto: int) -> None:
-        """Apply the ticks of a run up to `upto`, taking the blocks of the one that follows."""
+        """Apply the iterations of a run up to `upto`, taking the blocks of the one that follows."""
         ends, group = flight.ends_ns, self.state.group
         new = ends[flight.applied : upto] if flight.applied or upto < len(ends) else ends
         flight.applied = upto
+        more = upto < len(ends)
+        if flight.chunks:
+            flight.advance_chunks(len(new), self.kv, more=more)
         if not flight.ticks:
             return
-        more = upto < len(ends)
         # The first tick ahead has its blocks already. Of a run that was cut where it was last
         # synced, that tick never starts, and gives them back.
         started = len(new) + more
@@ -412,14 +419,12 @@ class Replica:
         now = flight.ends_ns[-1]
         if n == self._longest_run:
             self._longest_run = min(2 * n, _LONGEST_RUN)
+        self._advance(flight, n)
         done: list[Request] = []
-        if flight.ticks:
-            self._advance(flight, n)
-            if self._finish[0][0] <= self.state.group.clock:
-                self._finish_decodes(done)
+        if flight.ticks and self._finish[0][0] <= self.state.group.clock:
+            self._finish_decodes(done)
         self._count(flight, n)
-        for request, tokens in flight.chunks:
-            request.computed_then += tokens
+        for request, _ in flight.chunks:
             if request.computed_then == request.target_tokens and self._prefilled(request, now):
                 done.append(request)
         if done:
@@ -549,7 +554,7 @@ class Replica:
         end = flight.ends_ns[n - 1]
         self.iterations += n
         self.busy_ns += end - flight.start_ns
-        self.prefill_tokens += flight.prefill_tokens
+        self.prefill_tokens += flight.prefill_tokens * n
         self.decode_tokens += flight.decodes * n
         if flight.ticks:
             self._barren_steps = 0
