@@ -340,7 +340,7 @@ class LiveCluster:
         self.ended += 1
         if self._progress is not None and self.ended % _TELL_EVERY == 0:
             self._progress(now_ns, self.ended)
-        if self._recorder.record.steps:
+        if self._recorder.record.events:
             self._recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
         self._recorder.outcome(life, state, reason, now_ns, life.delivered)
         if self._on_end is None:
@@ -435,7 +435,7 @@ class LiveCluster:
         return any(other.at_work and not other.barren for other in others)
 
     def _event(self, life: Lifetime, code: int, replica: Replica) -> None:
-        if self._recorder.record.steps:
+        if self._recorder.record.events:
             self._recorder.event(life.arrival.index, code, now_ns(self.env), replica.place)
 
     def info(self) -> list[ReplicaInfo]:

@@ -194,7 +194,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         replicas=live.info(),
         end_ns=end_ns,
         steps=columns(recorder.steps, STEP_COLUMNS) if kept and not handed_over else None,
-        events=columns(recorder.events, EVENT_COLUMNS) if kept else None,
+        events=columns(recorder.events, EVENT_COLUMNS) if recorder.record.events else None,
         series=columns(recorder.series, SERIES_COLUMNS),
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
         decisions=recorder.decisions,

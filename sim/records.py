@@ -137,7 +137,8 @@ class Record:
     """What a run keeps beside the outcome of each request.
 
     Attributes:
-        steps: One row per run of iterations, and each request's changes of state.
+        steps: One row per run of iterations.
+        events: Each request's changes of state, as references into the log of steps (so with it).
         series_points: Points of the fixed grid of queue, running and KV; 0 for none.
         series_span_ns: Time that the grid divides: the arrival window.
         decisions: Every single decision, for comparison with other simulators (slow).
@@ -146,6 +147,7 @@ class Record:
     """
 
     steps: bool = False
+    events: bool = False
     series_points: int = 0
     series_span_ns: int = 0
     decisions: bool = False

@@ -133,6 +133,7 @@ class Replica:
         self._surroundings = surroundings
         self._recorder = recorder
         self._keeps_steps = recorder.record.steps
+        self._keeps_events = recorder.record.events
         self._keeps_decisions = recorder.record.decisions
         self._fast_forward = fast_forward
         self._check = check
@@ -454,7 +455,7 @@ class Replica:
         self._known_tokens += 1
         if life.prefill_end_ns == NEVER:
             life.prefill_end_ns = now
-        if self._keeps_steps:
+        if self._keeps_events:
             self._recorder.event(request.index, PREFILLED, now, self.place)
         self._barren_steps = 0
         if not (self._withholds or self._late):
@@ -534,7 +535,7 @@ class Replica:
             life = self.lives[request]
             if life.first_scheduled_ns == NEVER:
                 life.first_scheduled_ns = now
-            if self._keeps_steps:
+            if self._keeps_events:
                 self._recorder.event(request.index, ADMITTED, now, self.place)
 
     def _preempted(
@@ -546,7 +547,7 @@ class Replica:
         life.recomputed_tokens += lost_tokens
         if ticks is not None:
             self._note_ticks(request, first_tick, ticks)
-        if self._keeps_steps:
+        if self._keeps_events:
             self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
 
     def _count(self, flight: Flight, n: int) -> None:

@@ -291,7 +291,7 @@ def test_every_change_of_state_is_recorded_and_refers_to_the_step_log() -> None:
     spec = ReplicaSpec(POLICIES["sarathi"](max_num_seqs=1), 100, STEP)
     arrivals = [Arrival(0, 5, 2, 2, 0), Arrival(1, 5, 2, 2, 1)]
     pool = PoolSpec("replica", [spec], ROUTERS["round-robin"]())
-    result = simulate(arrivals, Cluster(pool), record=Record(steps=True), check=True)
+    result = simulate(arrivals, Cluster(pool), record=Record(steps=True, events=True))
     assert result.events is not None
     assert result.steps is not None
     rows = [row for row in zip(*result.events.values(), strict=True) if row[0] == 1]
