@@ -4,8 +4,8 @@ Llama-3.1-8B on one H100 per replica; (a) the shared Azure conversation trace, 1
 a second, where that is at hand, and (b) synthetic rows of its shape. For 16 replicas arrival times
 are divided by 16, so that the load per replica stays. Steps and plots are off, requests.parquet is
 written. Requests per second are those of the event loop, arrivals made and outcomes collected
-included. Targets are scaled by the machine's own speed in empty SimPy timeouts, as they were set on
-one that does 1.4 million a second.
+included, in processor time. Targets are scaled by the machine's own speed in empty SimPy timeouts,
+as they were set on one that does 1.4 million a second.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Report:
             "\ngrowth on synthetic rows, linear step times, one replica, each size a process alone"
         )
         print(
-            f"{'policy':8} {'rows':>9} | {'loop s':>7} {'us/req':>7} {'all s':>7} {'peak MiB':>8} |"
+            f"{'policy':8} {'rows':>9} | {'loop s':>7} {'us/req':>7} {'all s':>7} {'by clock':>8} "
+            f"{'peak MiB':>8} |"
         )
         for policy in policies:
             first: float | None = None
@@ -111,11 +112,11 @@ class Report:
         said = f"{ratio:4.2f}x"
         if large:
             limit_s = 100 / self.speed
-            good = ratio <= 1.3 and process.wall_s < limit_s and process.peak_mib < 3072
+            good = ratio <= 1.3 and process.processor_s < limit_s and process.peak_mib < 3072
             said += f" {self.verdict(good)} (1.3x, {limit_s:.0f} s, 3072 MiB)"
         print(
             f"{policy:8} {rows:9} | {timing.loop_s:7.2f} {1e6 * cost:7.1f} "
-            f"{process.wall_s:7.2f} {process.peak_mib:8.0f} | {said}",
+            f"{process.processor_s:7.2f} {process.wall_s:8.2f} {process.peak_mib:8.0f} | {said}",
             flush=True,
         )
         return first or cost
@@ -131,9 +132,10 @@ class Report:
                 command = "import phasewise; phasewise.main()"
                 options = ("--out", f"{folder}/out", "--figures", "none", "--jobs", "1")
                 process = in_a_process("-c", command, "run", str(path), *options)
-            good = process.wall_s < limit_s and process.peak_mib < 300
+            good = process.processor_s < limit_s and process.peak_mib < 300
             print(
-                f"{policy:8} {process.wall_s:6.2f} s {process.peak_mib:6.0f} MiB  "
+                f"{policy:8} {process.processor_s:6.2f} s ({process.wall_s:.2f} s by the clock) "
+                f"{process.peak_mib:6.0f} MiB  "
                 f"{self.verdict(good)}",
                 flush=True,
             )
