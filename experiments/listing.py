@@ -140,7 +140,10 @@ def _configs() -> list[Entry]:
     from experiments.config import shipped
 
     found = {name: strict_yaml.read(path) for name, path in shipped().items()}
-    return [Entry(name, str(config.get("about", "")).strip()) for name, config in found.items()]
+    return [
+        Entry(name, " ".join(str(config.get("about", "")).split()))
+        for name, config in found.items()
+    ]
 
 
 KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(

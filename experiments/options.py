@@ -153,10 +153,11 @@ def _bounded(value: Any, minimum: Mapping[str, float | None], key: str, where: s
 def _value(hint: Any, value: Any, where: str) -> Any:
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+    checks = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     if isinstance(value, float) and value.is_integer() and _takes_whole(hint):
         value = int(value)
     try:
-        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        adapter = TypeAdapter(hint, config=checks)
         return adapter.validate_python(value, strict=not isinstance(value, list))
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error.errors())}") from None

@@ -77,7 +77,8 @@ def _show_finished(
         _print_json({each.label: each.summary for each in heads})
     else:
         if plan.about:
-            _console().print(plan.about.strip(), markup=False, highlight=False)
+            # Lines are broken where the terminal ends, not where the file has them.
+            _console().print(" ".join(plan.about.split()), markup=False, highlight=False)
         table(heads)
         _print_notes(heads)
         _print(f"results: {out}")
@@ -103,6 +104,7 @@ def _few(labels: Sequence[str]) -> str:
 
 def check(plan: Plan, *, as_json: bool = False) -> None:
     """Build everything that a plan would run, and say what that is."""
+    from experiments.variant import window_of
     from experiments.workload import build_workload
 
     rows: list[dict[str, Any]] = []
@@ -110,6 +112,7 @@ def check(plan: Plan, *, as_json: bool = False) -> None:
     for experiment in plan.variants:
         built = cluster.build(experiment, plan.folder)
         workload = build_workload(experiment, plan.folder, built.max_model_len)
+        window_of(experiment, workload)
         notes.update(dict.fromkeys([*experiment.notes, *workload.notes, *built.notes]))
         pools = cluster.pools_of(experiment)
         rows.append(

@@ -189,6 +189,13 @@ def _notes(bundles: Sequence[RunHead], request_class: str | None) -> tuple[str, 
     notes = [
         "Best values are marked (*, or bold); latencies of overloaded runs depend on their length."
     ]
+    ended = [
+        f"{label}: {n:,} {reason}"
+        for label, b in zip(unique_labels(bundles), bundles, strict=True)
+        for reason, n in b.summary["reasons"].items()
+    ]
+    if ended:
+        notes.append(f"Not served, by reason: {'; '.join(ended)}.")
     windows = {(b.summary["window"]["warm_up_s"], b.summary["window"]["drain_s"]) for b in bundles}
     if windows != {(0.0, 0.0)}:
         said = "; ".join(f"first {w:g} s and last {d:g} s" for w, d in sorted(windows))

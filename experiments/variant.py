@@ -122,9 +122,7 @@ def run_variant(
     started, clock = time.time(), time.perf_counter()
     built = cluster.build(experiment, folder)
     workload = build_workload(experiment, folder, built.max_model_len)
-    windows = Windows(experiment.warm_up_s, experiment.drain_s)
-    if experiment.workload.arrivals.process != "closed-loop":
-        windows.bounds_ns(workload.trace.arrival_ns)  # refuses now, not after the simulation
+    windows = window_of(experiment, workload)
     prepared = time.perf_counter()
     with _steps_file(experiment, built, steps_folder) as file:
         result = simulate(
@@ -151,6 +149,19 @@ def run_variant(
         "machine": platform.platform(),
     }
     return bundle
+
+
+def window_of(experiment: Experiment, workload: Workload) -> Windows:
+    """The measured part of a run; refused now, and not after the simulation, if it is empty.
+
+    Raises:
+        ConfigError: Warm-up and drain leave nothing to measure. Under ``closed-loop`` only the run
+            itself tells.
+    """
+    windows = Windows(experiment.warm_up_s, experiment.drain_s)
+    if experiment.workload.arrivals.process != "closed-loop":
+        windows.bounds_ns(workload.trace.arrival_ns)
+    return windows
 
 
 def _with_total(progress: Progress | None, total: int) -> Callable[[int, int], None] | None:

@@ -97,6 +97,13 @@ def test_check_says_what_would_run_and_runs_nothing(config: Path) -> None:
     assert not Path("results").exists()
 
 
+def test_check_refuses_windows_that_a_run_would_refuse(config: Path) -> None:
+    result = phasewise("check", str(config), "--set", "warm_up_s=9000")
+
+    assert result.exit_code == 2
+    assert "leave nothing to measure" in result.stderr
+
+
 def test_check_as_json(config: Path) -> None:
     told = json.loads(phasewise("check", str(config), "--json").stdout)
 

@@ -72,6 +72,15 @@ MISUSES = [
         BASE.replace("base_s: 0.01", "base: 0.01"),
         "c.yaml: step_time.base: linear has no such option; try base_s",
     ),
+    (
+        BASE.replace("base_s: 0.01", "base_s: .nan"),
+        "c.yaml: step_time.base_s: nan: expected a finite number",
+    ),
+    (
+        BASE.replace("base_s: 0.01", "base_s: 0.01, decode_s: -0.02"),
+        "c.yaml: step_time: a step of one decode would take -0.01 s; give coefficients with which "
+        "it takes at least 0",
+    ),
     # types and bounds
     (
         with_policy("{name: sarathi, budget_tokens: many}"),

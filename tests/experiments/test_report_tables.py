@@ -138,6 +138,15 @@ def test_a_narrow_terminal_gets_several_tables_with_every_column_once():
     assert "0.100*" in text
 
 
+def test_a_note_says_how_many_were_not_served_and_why():
+    run = Run("a")
+    run.summary = run.summary | {"reasons": {"empty": 1, "over_pool": 1200}}
+
+    assert (
+        "Not served, by reason: a: 1 empty; a: 1,200 over_pool." in compare([Run("b"), run]).notes
+    )
+
+
 def test_notes_name_windows_and_targets():
     slo = SLO(ttft_s=1, classes={"chat": SLO(tpot_s=0.05)})
     notes = compare([Run("a", slo=slo, windows=Windows(5, 2))]).notes
