@@ -18,7 +18,7 @@ class _Sorted(FirstCome):
 
 @dataclass(frozen=True)
 class ShortestFirst(_Sorted):
-    """``sjf``: smallest predicted output first."""
+    """Smallest predicted output first."""
 
     def key(self, request: Request) -> float:
         """Predicted output tokens."""
@@ -27,7 +27,7 @@ class ShortestFirst(_Sorted):
 
 @dataclass(frozen=True)
 class ShortestRemaining(_Sorted):
-    """``srtf``: smallest predicted output still to come first."""
+    """Smallest predicted output still to come first."""
 
     def key(self, request: Request) -> float:
         """Predicted output tokens less those emitted; may be negative."""
@@ -36,7 +36,7 @@ class ShortestRemaining(_Sorted):
 
 @dataclass(frozen=True)
 class Deadline(_Sorted):
-    """``edf``: earliest deadline first, requests without one last."""
+    """Earliest deadline first, requests without one last."""
 
     def key(self, request: Request) -> float:
         """Absolute deadline, ns."""
@@ -45,7 +45,7 @@ class Deadline(_Sorted):
 
 @dataclass(frozen=True)
 class Priority(_Sorted):
-    """``priority``: lower number first, then arrival, preempted requests among the others.
+    """Lower number first, then arrival, preempted requests among the others.
 
     Also chooses the victim: the worst priority, then the latest arrival, as in vLLM V1.
     """

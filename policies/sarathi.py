@@ -15,8 +15,9 @@ class Sarathi(Policy):
 
     Source: Agrawal et al., OSDI 2024 (Sarathi-Serve), and its
     ``sarathi/core/scheduler/sarathi_scheduler.py``. Differences: the engine sorts running by
-    arrival and never rejects a prompt that cannot fit; that a step which preempted admits nobody is
-    our rule, which comes to the same.
+    arrival and never rejects a prompt that cannot fit; there a request that is computed again may
+    emit max_tokens more; that a step which preempted admits nobody is our rule, which comes to the
+    same.
 
     Args:
         budget_tokens: Tokens one iteration computes; decodes may exceed it, chunks fill it.

@@ -20,7 +20,8 @@ class StaticBatching(Policy):
     Source: FasterTransformer v5 and the ports ``sarathi/core/scheduler/
     faster_transformer_scheduler.py`` (sarathi-serve) and Vidur's. The ports neither pad nor keep
     finished rows; set `pad_prompts` and `keep_finished_slots` to false for what they model. They
-    default to batches of 128.
+    default to batches of 128, and that of sarathi-serve frees the memory of rows one by one, where
+    ours comes back when the batch is over.
 
     Args:
         batch_size: Most requests of a batch.
