@@ -48,6 +48,7 @@ bench:
 	@echo "make bench: measures the speed of every policy, some minutes; quicker: make bench BENCH=--quick"
 	@$(SUB) .venv/.installed-dev
 	@$(BIN)/python -m tests.bench.bench $(BENCH)
+	@$(BIN)/python -m tests.bench.bench_traces
 
 lint:
 	@echo "make lint: installs the development tools into .venv if need be, then runs ruff and mypy"
