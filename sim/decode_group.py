@@ -163,13 +163,14 @@ class DecodeGroup:
 
     def advance(self, ends_ns: list[int]) -> None:
         """Complete one tick for each end."""
-        if len(ends_ns) == 1:
-            self.clock += 1
-            self.ends_ns.append(ends_ns[0])
-        else:
-            self.clock += len(ends_ns)
-            self.ends_ns.extend(ends_ns)
+        self.clock += len(ends_ns)
+        self.ends_ns.extend(ends_ns)
         self.taken = False
+        if self.late:
+            self.activate_late()
+
+    def activate_late(self) -> None:
+        """Count those whose spare blocks are used up among those who need blocks."""
         late = self.late
         while late and late[0][0] <= self.clock:
             _, _, request = heapq.heappop(late)

@@ -413,6 +413,18 @@ class Replica:
         group.advance(new)
         group.taken = more
 
+    def _apply_single(self, flight: Flight, now: int) -> None:
+        """Apply a flight of one iteration: as `_advance`, but there is nothing to take ahead."""
+        for request, tokens in flight.chunks:
+            request.computed_then += tokens
+        if flight.ticks:
+            group = self.state.group
+            group.clock += 1
+            group.ends_ns.append(now)
+            group.taken = False
+            if group.late:
+                group.activate_late()
+
     def _complete(self) -> None:
         """The flight is over: tokens are emitted, requests leave, their memory is freed."""
         flight = self.in_flight.pop(0)
@@ -420,7 +432,10 @@ class Replica:
         now = flight.ends_ns[-1]
         if n == self._longest_run:
             self._longest_run = min(2 * n, _LONGEST_RUN)
-        self._advance(flight, n)
+        if n == 1 and not flight.applied:
+            self._apply_single(flight, now)
+        else:
+            self._advance(flight, n)
         done: list[Request] = []
         if flight.ticks and self._finish[0][0] <= self.state.group.clock:
             self._finish_decodes(done)

@@ -54,15 +54,16 @@ class StepWork:
         self.decode_rows = decode_rows
         self.context_tokens = context_tokens
         self.attending_rows = decode_rows if attending_rows is None else attending_rows
+        self.sampled_rows = decode_rows + len(chunks) if sampled_rows is None else sampled_rows
         tokens = pairs_x2 = squares = 0
-        for c, before in chunks:
-            tokens += c
-            pairs_x2 += c * (2 * before + c + 1)
-            squares += c * c
+        if chunks:
+            for c, before in chunks:
+                tokens += c
+                pairs_x2 += c * (2 * before + c + 1)
+                squares += c * c
         self.prefill_tokens = tokens if prefill_tokens is None else prefill_tokens
         self.prefill_pairs_x2 = pairs_x2
         self.prefill_tokens_sq = squares
-        self.sampled_rows = decode_rows + len(chunks) if sampled_rows is None else sampled_rows
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
@@ -140,7 +141,7 @@ class LinearStepTime:
         after = self.prefill_token_sq_s * work.prefill_tokens_sq
         per_token, first, rows = self.context_token_s, work.context_tokens, work.attending_rows
         if n < SHORT_RUN:
-            contexts = [first + i * rows for i in range(n)]
+            contexts = range(first, first + n * rows, rows) if rows else (first,) * n
             each = [round((before + per_token * c + after) * 1e9) for c in contexts]
             return each if min(each) > 0 else [max(1, length) for length in each]
         context = first + rows * np.arange(n, dtype=np.int64)
