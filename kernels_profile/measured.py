@@ -229,6 +229,7 @@ def _dense_table(measured: Path) -> pd.DataFrame:
 
 
 def dense_samples(measured: Path, name: str, sheet: str) -> Samples:
+    """Profiled matrix products of `LLMServingSim`'s device `name`, whose data sheet is `sheet`."""
     shapes = {"qkv_proj": _qkv, "o_proj": _output, "gate_up_proj": _up, "down_proj": _down}
     table = _dense_table(measured)
     rows = table[(table.device == name) & table.layer.isin(shapes)]
@@ -309,6 +310,7 @@ def _attention_table(measured: Path) -> pd.DataFrame:
 
 
 def served_attention(measured: Path, name: str, sheet: str, phase: str) -> Samples:
+    """Profiled attention of `LLMServingSim`'s device `name` in steps of one phase only."""
     table = _attention_table(measured)
     table = table[table.device == name]
     device = load_device(sheet)
