@@ -31,6 +31,9 @@ from sim.records import (
 )
 from sim.request import NEVER, Arrival, Trace
 
+_MOST_SPANS = 4
+"""Spans of the series' grid after which its step is doubled."""
+
 
 class ArrivalSource(Protocol):
     """Where requests come from."""
@@ -140,19 +143,26 @@ def _feed(
 
 
 def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generator[Event, Any, None]:
-    """Note queue, running and KV of each replica on a fixed grid, at the end of an instant."""
+    """Note queue, running and KV of each replica on a fixed grid, at the end of an instant.
+
+    Where the run is much longer than the span given (slow transfers, overload), every second point
+    is dropped and the grid goes on at twice the step, so that the points stay few.
+    """
     record = recorder.record
     step = max(1, record.series_span_ns // record.series_points)
     while True:
-        yield Instant(env, step, Phase.SAMPLE)
+        yield Instant(env, step - now_ns(env) % step, Phase.SAMPLE)
         for replica in live.replicas:
             replica.sync()
             used = replica.kv.total_blocks - replica.kv.free_blocks
             state = replica.state
-            row = (now_ns(env), replica.place, len(state.waiting), len(state.running), used)
+            row = (now_ns(env), replica.place, len(state.waiting), state.num_running, used)
             recorder.series.extend(row)
         if env.peek() == float("inf"):
             return
+        if now_ns(env) // step >= _MOST_SPANS * record.series_points:
+            step *= 2
+            recorder.thin_series(step)
 
 
 def _raise_if_stuck(live: LiveCluster) -> None:

@@ -140,7 +140,8 @@ class Record:
         steps: One row per run of iterations.
         events: Each request's changes of state, as references into the log of steps (so with it).
         series_points: Points of the fixed grid of queue, running and KV; 0 for none.
-        series_span_ns: Time that the grid divides: the arrival window.
+        series_span_ns: Time that the grid divides: the arrival window. A run of more than four
+            spans doubles the step.
         decisions: Every single decision, for comparison with other simulators (slow).
         on_steps: Called with the columns of the step log whenever `STEP_CHUNK` rows are full, and
             with the rest at the end; `SimulationResult.steps` is then None. None keeps all rows.
@@ -239,6 +240,12 @@ class Recorder:
         if self.record.on_steps is not None and self.steps:
             self.record.on_steps(columns(self.steps, STEP_COLUMNS))
             self.steps = array("q")
+
+    def thin_series(self, step_ns: int) -> None:
+        """Keep the points of the series that lie on a coarser grid."""
+        width = len(SERIES_COLUMNS)
+        table = np.frombuffer(self.series, np.int64).reshape(-1, width)
+        self.series = array("q", table[table[:, 0] % step_ns == 0].tobytes())
 
     def event(self, index: int, code: int, now_ns: int, replica: int) -> None:
         """A change of a request's state; refers to the last row of the step log."""
