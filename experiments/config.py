@@ -6,12 +6,13 @@ resolves each into an `Experiment` (see `schema.py` for the keys).
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,7 +20,7 @@ from experiments import engines, layers, strict_yaml
 from experiments.check_config import check
 from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
-from experiments.schema import FILE_KEYS, SCHEMA_VERSION, Experiment
+from experiments.schema import FILE_KEYS, LONGEST_LABEL, SCHEMA_VERSION, Experiment
 from sim.errors import ConfigError
 
 CONFIGS = Path(__file__).with_name("configs")
@@ -27,6 +28,8 @@ CONFIGS = Path(__file__).with_name("configs")
 
 _OF_THE_FILE = ("name", "about", "compare", "grid", "schema_version")
 """Keys that belong to the file as a whole, not to a variant."""
+_LONGEST_SLUG = 120
+"""Characters of a folder's name: file systems take 255 bytes, and partial results add some."""
 
 
 @dataclass(frozen=True)
@@ -190,12 +193,14 @@ def _plan(
     base = {key: value for key, value in raw.items() if key not in ("compare", "grid")}
     base.setdefault("name", Path(source).stem)
     chosen = _combinations(raw, source)
+    _check_labels([(each.label or "", each.place) for each in chosen], f"{source}: ")
     experiments = []
-    for label, overrides in chosen:
-        where = source if len(chosen) == 1 and label is None else f"{source}: variant {label}"
+    for label, overrides, _ in chosen:
+        where = source if label is None else f"{source}: variant {label}"
         stack = [(base, source), (overrides, where), *last]
+        if label is not None:
+            _refuse_label_of_all([stack[0], *last])
         experiments.append(_resolve(label, stack, folder))
-    _check_labels([experiment.label for experiment in experiments], source)
     first = experiments[0]
     return Plan(first.name, first.about, source, folder, tuple(experiments), tuple(notes))
 
@@ -209,20 +214,52 @@ def _check_version(raw: Mapping[str, Any], source: str) -> None:
         )
 
 
-def _combinations(raw: Mapping[str, Any], source: str) -> list[tuple[str | None, dict[str, Any]]]:
-    """Label and overrides of each variant: every entry of `compare` with every point of `grid`."""
-    compared = _compared(raw.get("compare"), source)
-    points = _grid(raw.get("grid"), source)
-    combined: list[tuple[str | None, dict[str, Any]]] = []
-    for (label, overrides), (point_label, point) in itertools.product(compared, points):
-        labels = [text for text in (label, point_label) if text]
-        combined.append((", ".join(labels) or None, layers.lay_over(overrides, point)))
+def _check_label(label: object, where: str) -> None:
+    """Refuse a label that is none, or that fits no table.
+
+    Raises:
+        ConfigError: It is no text, empty, too long, or holds line breaks or control characters.
+    """
+    if label is None or (isinstance(label, str) and not label.strip()):
+        raise ConfigError(f"{where}: is required: the name of the variant in tables")
+    if not isinstance(label, str):
+        hint = "" if isinstance(label, dict | list) else "; put it in quotes"
+        raise ConfigError(f"{where}: {shown(label)}: expected text{hint}")
+    if not label.isprintable():
+        raise ConfigError(f"{where}: {shown(label)}: expected letters, digits and signs only")
+    if len(label) > LONGEST_LABEL:
+        raise ConfigError(
+            f"{where}: {shown(label)}: expected at most {LONGEST_LABEL} characters, "
+            f"not {len(label)}"
+        )
+
+
+class _Chosen(NamedTuple):
+    """What one variant overrides, its label (None: made of the rest) and where that stands."""
+
+    label: str | None
+    overrides: dict[str, Any]
+    place: str
+
+
+def _combinations(raw: Mapping[str, Any], source: str) -> list[_Chosen]:
+    """Each variant: every entry of `compare` with every point of `grid`."""
+    combined = []
+    for entry, point in itertools.product(
+        _compared(raw.get("compare"), source), _grid(raw.get("grid"), source)
+    ):
+        label, place = (
+            ", ".join(text for text in texts if text)
+            for texts in ((entry.label, point.label), (entry.place, point.place))
+        )
+        overrides = layers.lay_over(entry.overrides, point.overrides)
+        combined.append(_Chosen(label or None, overrides, place))
     return combined
 
 
-def _compared(compare: object, source: str) -> list[tuple[str, dict[str, Any]]]:
+def _compared(compare: object, source: str) -> list[_Chosen]:
     if compare is None:
-        return [("", {})]
+        return [_Chosen(None, {}, "")]
     if not isinstance(compare, list) or not compare:
         raise ConfigError(f"{source}: compare: {shown(compare)}: expected a list of variants")
     variants = []
@@ -230,31 +267,32 @@ def _compared(compare: object, source: str) -> list[tuple[str, dict[str, Any]]]:
         where = f"{source}: compare[{position}]"
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{where}: {shown(entry)}: expected a label and the keys that differ")
-        if not isinstance(entry.get("label"), str) or not entry["label"].strip():
-            raise ConfigError(f"{where}.label: is required: the name of the variant in tables")
+        _check_label(entry.get("label"), f"{where}.label")
         overrides = {key: value for key, value in entry.items() if key != "label"}
         for key in _OF_THE_FILE:
             if key in overrides:
                 raise ConfigError(f"{where}.{key}: belongs to the whole file, not to a variant")
-        variants.append((entry["label"].strip(), layers.unfold(overrides, f"{where}.")))
+        unfolded = layers.unfold(overrides, f"{where}.")
+        variants.append(_Chosen(entry["label"].strip(), unfolded, f"compare[{position}]"))
     return variants
 
 
-def _grid(grid: object, source: str) -> list[tuple[str, dict[str, Any]]]:
+def _grid(grid: object, source: str) -> list[_Chosen]:
     if grid is None:
-        return [("", {})]
+        return [_Chosen(None, {}, "")]
     if not isinstance(grid, Mapping) or not grid:
         raise ConfigError(f"{source}: grid: {shown(grid)}: expected keys with lists of values")
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{source}: grid.{key}: {shown(values)}: expected a list of values")
     points = []
-    for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values, strict=True))
+    for numbered in itertools.product(*(enumerate(values) for values in grid.values())):
+        point = {key: value for key, (_, value) in zip(grid, numbered, strict=True)}
         label = ", ".join(
             f"{key.rpartition('.')[2]}={_word(value)}" for key, value in point.items()
         )
-        points.append((label, layers.unfold(point, f"{source}: grid.")))
+        place = ", ".join(f"grid.{key}[{at}]" for key, (at, _) in zip(grid, numbered, strict=True))
+        points.append(_Chosen(label, layers.unfold(point, f"{source}: grid."), place))
     return points
 
 
@@ -264,19 +302,53 @@ def _word(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
-def _check_labels(labels: Sequence[str], source: str) -> None:
-    slugs: dict[str, str] = {}
-    for label in labels:
-        other = slugs.setdefault(slug(label), label)
-        if other is not label:
+def _check_labels(labels: Iterable[tuple[str, str]], where: str) -> None:
+    """Refuse two variants of one folder, which would overwrite each other.
+
+    Args:
+        labels: Label and place of each variant.
+        where: File and key that they stand below.
+    """
+    folders: dict[str, tuple[str, str]] = {}
+    for label, place in labels:
+        other, there = folders.setdefault(slug(label), (label, place))
+        if there == place:
+            continue
+        if other == label:
             raise ConfigError(
-                f"{source}: two variants have the label {label}; labels have to differ"
+                f"{where}{there} and {place}: both have the label {label}; labels have to differ"
+            )
+        raise ConfigError(
+            f"{where}{there} and {place}: the labels {other} and {label} give the same folder, "
+            f"{slug(label)}; labels have to differ in letters or digits, not only in case or signs"
+        )
+
+
+def folders_of(labels: Sequence[str]) -> list[str]:
+    """Folder name of each variant.
+
+    Raises:
+        ConfigError: Two would have the same.
+    """
+    _check_labels([(label, f"variant {at}") for at, label in enumerate(labels)], "")
+    return [slug(label) for label in labels]
+
+
+def _refuse_label_of_all(stack: Iterable[tuple[Mapping[str, Any], str]]) -> None:
+    for layer, where in stack:
+        if layer.get("label") is not None:
+            raise ConfigError(
+                f"{where}: label: {shown(layer['label'])}: the variants of compare and grid have "
+                "labels of their own; leave it out"
             )
 
 
 def slug(label: str) -> str:
-    """Folder name of a variant: letters, digits and ``-_.=``, in lower case."""
-    return re.sub(r"[^a-z0-9_.=]+", "-", label.lower()).strip("-.") or "variant"
+    """Folder name of a variant: letters, digits and ``-_.=``, in lower case; shortened if long."""
+    name = re.sub(r"[^a-z0-9_.=]+", "-", label.lower()).strip("-.") or "variant"
+    if len(name) <= _LONGEST_SLUG:
+        return name
+    return f"{name[:_LONGEST_SLUG]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 # --- one variant
@@ -297,6 +369,8 @@ def _resolve(
     if notes:
         own = resolved.get("notes", [])
         resolved["notes"] = [*own, *(note for note in notes if note not in own)]
+    if label is None and "label" in resolved:
+        _check_label(resolved["label"], said.where("label"))
     resolved["label"] = label or resolved.get("label") or _default_label(resolved)
     try:
         experiment = Experiment.model_validate(resolved)

@@ -62,7 +62,11 @@ def shown(value: object) -> str:
     """A value as it stands in YAML, shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = value if isinstance(value, str) and value else repr(value)
+    try:
+        text = value if isinstance(value, str) and value else repr(value)
+    except ValueError:  # Python writes out no integers of more than 4,300 digits
+        return "a number of thousands of digits"
+    text = "".join(c if c.isprintable() else " " for c in text)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 

@@ -113,10 +113,14 @@ class Results:
         return table_text(compare(self.bundles), format)
 
     def save(self, folder: str | Path) -> None:
-        """Write one bundle per variant, as ``phasewise run --out`` does."""
-        from experiments.config import slug
+        """Write one bundle per variant, as ``phasewise run --out`` does.
 
-        names = [slug(each.label) for each in self.bundles]
+        Raises:
+            ConfigError: Two variants have labels that give the same folder.
+        """
+        from experiments.config import folders_of
+
+        names = folders_of(self.labels)
         bundle.write_index(Path(folder), names)
         for each, name in zip(self.bundles, names, strict=True):
             bundle.write(each, Path(folder) / name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiments import bundle
-from experiments.config import Plan, slug
+from experiments.config import Plan, folders_of
 from experiments.schema import Experiment
 from experiments.variant import Fingerprint, Progress, fingerprints, run_variant
 from sim.errors import ConfigError, PhasewiseError, TraceError
@@ -62,8 +62,9 @@ def jobs_of(plan: Plan, out: Path) -> list[Job]:
     """One job for each variant; those whose results are there and still valid are `reused`."""
     jobs = []
     prints = fingerprints(plan.variants, plan.folder)
+    names = folders_of([experiment.label for experiment in plan.variants])
     for position, (experiment, its) in enumerate(zip(plan.variants, prints, strict=True)):
-        job = Job(experiment, position, out / slug(experiment.label), its)
+        job = Job(experiment, position, out / names[position], its)
         if _valid(job):
             job.state = "reused"
         jobs.append(job)

@@ -20,11 +20,23 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
-Natural = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+MOST = 10**9
+"""Largest count, and longest time in seconds (31 years): sums of such still fit 64-bit integers."""
+MOST_REPLICAS = 10_000
+LONGEST_LABEL = 80
+"""Characters of a label: more do not fit a table, a legend or the name of a folder."""
+
+# The bounds stand before the validator, so that JSON Schema gets them as minimum and maximum.
+Version = Annotated[int, Field(ge=1, le=SCHEMA_VERSION), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_whole)]
+Natural = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_whole)]
+Seed = Annotated[int, Field(ge=0, lt=2**63), BeforeValidator(_whole)]
+Bytes = Annotated[int, Field(ge=0, le=10**15), BeforeValidator(_whole)]
+Replicas = Annotated[int, Field(ge=1, le=MOST_REPLICAS), BeforeValidator(_whole)]
+Positive = Annotated[float, Field(gt=0, le=MOST)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST)]
+Ratio = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""A rate or a factor: wide enough for any service, and no draw or division overflows."""
 Named = dict[str, Any]
 """A name with options of its own, such as ``{name: sarathi, budget_tokens: 512}``."""
 
@@ -49,15 +61,15 @@ class Arrivals(Strict):
 
     process: Process | None = None
     """How arrival times are made. Default: as recorded, or as the preset was measured."""
-    rate_per_s: Positive | None = None
+    rate_per_s: Ratio | None = None
     """Mean requests per second of a re-timed workload. Default: the recorded mean rate."""
-    cv: Positive | None = None
+    cv: Annotated[float, Field(ge=0.01, le=100)] | None = None
     """Coefficient of variation of the gaps, for ``gamma`` (1 is Poisson, above 1 bursty)."""
     burst_requests: Count | None = None
     """Requests that arrive together, for ``burst``."""
-    speedup: Positive = 1.0
+    speedup: Ratio = 1.0
     """Recorded times are divided by this: 2 doubles the rate."""
-    window_s: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    window_s: Annotated[list[NotNegative], Field(min_length=2, max_length=2)] | None = None
     """Part of the recording to use, [from, to) in seconds from its start, before speedup."""
     limit: Count | None = None
     """Use at most this many requests, the first ones."""
@@ -106,14 +118,14 @@ class KV(Strict):
     """Tokens in one block (16: the default of vLLM and sarathi-serve on GPUs)."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of device memory that the engine may use in all (0.9: vLLM's default)."""
-    activation_reserve_bytes: Natural | None = None
+    activation_reserve_bytes: Bytes | None = None
     """Memory kept for activations, bytes per GPU. Default: stated by the model's sheet."""
 
 
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
-    replicas: Count = 1
+    replicas: Replicas = 1
     """Model instances in the pool."""
     device: str = "h100-sxm"
     """GPU type (``phasewise list devices``)."""
@@ -134,7 +146,7 @@ class Pool(Strict):
 class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
-    bandwidth_bytes_per_s: Positive
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
     """Bytes per second of one transfer; with ``sharing: none`` each has it to itself."""
     latency_s: NotNegative = 0.0
     """Paid once per transfer."""
@@ -182,14 +194,14 @@ class Recording(Strict):
 
     steps: bool = True
     """Write steps.parquet, one row per run of iterations. No figure or table needs it."""
-    series_points: Natural = 500
+    series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
     """Points of series.parquet (queue, running, KV use), evenly over the arrivals; 0: none."""
 
 
 class Common(Strict):
     """Keys that mean the same in a file and when resolved."""
 
-    schema_version: Annotated[Whole, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    schema_version: Version = SCHEMA_VERSION
     """Version of this schema."""
     name: str = "experiment"
     """Folder of the results. Default: the file's name."""
@@ -204,7 +216,7 @@ class Common(Strict):
     decode_router: Named | None = None
     """Which decode replica a prefilled request goes to. Default: as `router`."""
     slo: SLO = SLO()
-    seed: Natural = 0
+    seed: Seed = 0
     """Every random draw derives from it, by the name of what is drawn."""
     warm_up_s: NotNegative = 0.0
     """Requests that arrive in the first seconds are simulated but not measured."""

@@ -78,8 +78,24 @@ MISUSES = [
     ),
     (
         BASE.replace("base_s: 0.01", "base_s: 0.01, decode_s: -0.02"),
-        "c.yaml: step_time: a step of one decode would take -0.01 s; give coefficients with which "
-        "it takes at least 0",
+        "c.yaml: step_time.decode_s: -0.02: expected at least 0",
+    ),
+    (
+        BASE.replace("base_s: 0.01", "base_s: -1"),
+        "c.yaml: step_time.base_s: -1: expected at least 0",
+    ),
+    (
+        BASE.replace("base_s: 0.01", "base_s: 0, decode_s: 0"),
+        "c.yaml: step_time: base_s: 0, decode_s: 0: steps would take no time; "
+        "give one of more than 0",
+    ),
+    (
+        BASE.replace("base_s: 0.01", "decode_s: .inf"),
+        "c.yaml: step_time.decode_s: inf: expected a finite number",
+    ),
+    (
+        BASE.replace("base_s: 0.01", "base_s: 1e300"),
+        "c.yaml: step_time.base_s: 1e+300: expected at most 1000",
     ),
     # types and bounds
     (
@@ -93,6 +109,14 @@ MISUSES = [
     (
         with_policy("{name: sarathi, budget_tokens: 0}"),
         "c.yaml: policy.budget_tokens: 0: expected at least 1",
+    ),
+    (
+        BASE.replace("max_tokens: 64", "arrivals: {process: poisson, rate_per_s: 1e-300}"),
+        "c.yaml: workload.arrivals.rate_per_s: 1e-300: expected at least 1e-06",
+    ),
+    (
+        with_policy("{name: static, batch_timeout_s: .inf}"),
+        "c.yaml: policy.batch_timeout_s: inf: expected a finite number",
     ),
     (
         with_policy("{name: static, batch_timeout_s: -0.5}"),
@@ -220,6 +244,15 @@ MISUSES = [
         "c.yaml: predictor: is required by order sjf; choose one of bucket, noisy, oracle",
     ),
     # variants
+    (
+        BASE + "compare: [{label: 12}]",
+        "c.yaml: compare[0].label: 12: expected text; put it in quotes",
+    ),
+    (BASE + "label: 12", "c.yaml: label: 12: expected text; put it in quotes"),
+    (
+        BASE + f"compare: [{{label: {'x' * 300}}}]",
+        f"c.yaml: compare[0].label: {'x' * 57}...: expected at most 80 characters, not 300",
+    ),
     (BASE + "compare: {a: 1}", "c.yaml: compare: {'a': 1}: expected a list of variants"),
     (
         BASE + "compare: [{policy: orca}]",
@@ -227,7 +260,21 @@ MISUSES = [
     ),
     (
         BASE + "compare: [{label: a}, {label: A}]",
-        "c.yaml: two variants have the label A; labels have to differ",
+        "c.yaml: compare[0] and compare[1]: the labels a and A give the same folder, a; "
+        "labels have to differ in letters or digits, not only in case or signs",
+    ),
+    (
+        BASE + "compare: [{label: a, replicas: 2}, {label: b}, {label: a, replicas: 3}]",
+        "c.yaml: compare[0] and compare[2]: both have the label a; labels have to differ",
+    ),
+    (
+        BASE + "grid: {replicas: [1, 2], seed: [4, 4]}",
+        "c.yaml: grid.replicas[0], grid.seed[0] and grid.replicas[0], grid.seed[1]: both have the "
+        "label replicas=1, seed=4; labels have to differ",
+    ),
+    (
+        BASE + "label: x\ncompare: [{label: a}, {label: b}]",
+        "c.yaml: label: x: the variants of compare and grid have labels of their own; leave it out",
     ),
     (
         BASE + "compare: [{label: big, policy: {name: sarathi, budget_tokns: 1}}]",
@@ -243,6 +290,7 @@ MISUSES = [
         "c.yaml: max_num_seqs: policy.max_num_seqs is given too; give one of them",
     ),
     # the file
+    ('seed: "\0"', "c.yaml: line 1: character U+0000 is not allowed in YAML"),
     ("- a\n- b", "c.yaml: holds ['a', 'b']; expected keys with values"),
     ("", "c.yaml: holds null; expected keys with values"),
     (
@@ -285,6 +333,15 @@ def test_a_misuse_is_one_line_that_helps(folder: Path, text: str, line: str) -> 
 )
 def test_a_setting_that_is_wrong_is_named_as_such(folder: Path, setting: str, line: str) -> None:
     assert refusal(folder, BASE, (setting,)) == line
+
+
+def test_a_label_for_all_variants_is_refused(folder: Path) -> None:
+    text = BASE + "compare: [{label: a}, {label: b}]"
+
+    assert refusal(folder, text, ("label=x",)) == (
+        "--set: label: x: the variants of compare and grid have labels of their own; leave it out"
+    )
+    assert refusal(folder, text.replace("b}", "a}"), ("seed=1",)).endswith("labels have to differ")
 
 
 def test_a_config_that_is_neither_a_file_nor_shipped_names_the_shipped_ones() -> None:

@@ -111,6 +111,23 @@ def test_saved_results_are_read_back(results: Results, tmp_path: Path) -> None:
     assert back.table() == results.table()
 
 
+def test_variants_of_one_folder_are_not_saved_over_each_other(
+    results: Results, tmp_path: Path
+) -> None:
+    twice = Results([*results, results.bundles[0]])
+
+    with pytest.raises(ConfigError, match="both have the label"):
+        twice.save(tmp_path / "twice")
+    assert not (tmp_path / "twice").exists()
+
+
+def test_variants_of_one_label_are_refused_in_python_too() -> None:
+    compare = [{"label": "a", "seed": 1}, {"label": "a", "seed": 2}]
+
+    with pytest.raises(ConfigError, match=r"^config: compare\[0\] and compare\[1\]: both have"):
+        phasewise.load({**CONFIG, "compare": compare})
+
+
 def test_an_unknown_variant_names_the_nearest(results: Results) -> None:
     with pytest.raises(KeyError, match="no variant 'chunk'; try chunks"):
         results["chunk"]
