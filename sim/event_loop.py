@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,8 +18,8 @@ from sim.cluster import Cluster, LiveCluster
 from sim.errors import StuckError
 from sim.gaps import largest_gaps
 from sim.records import (
-    _NARROW,
     EVENT_COLUMNS,
+    NARROW_COLUMNS,
     REQUEST_COLUMNS,
     SERIES_COLUMNS,
     STEP_COLUMNS,
@@ -29,7 +30,7 @@ from sim.records import (
     SimulationResult,
     columns,
 )
-from sim.request import NEVER, Arrival, Trace
+from sim.request import NEVER, Arrival, Ints, Trace
 
 _MOST_SPANS = 4
 """Spans of the series' grid after which its step is doubled."""
@@ -179,6 +180,11 @@ def _raise_if_stuck(live: LiveCluster) -> None:
     )
 
 
+def _shared(values: array[int]) -> Ints:
+    """The same memory as an array: a log can hold a hundred million ticks."""
+    return np.frombuffer(values, np.int64) if values else np.zeros(0, np.int64)
+
+
 def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationResult:
     for replica in live.replicas if live.live else ():
         replica.settle()
@@ -190,12 +196,14 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     spans = np.frombuffer(recorder.spans, np.int64).reshape(-1, 4) if recorder.spans else None
     spans = np.zeros((0, 4), np.int64) if spans is None else spans
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
-    logs = [np.array(replica.state.group.ends_ns, dtype=np.int64) for replica in live.replicas]
+    logs = [_shared(replica.state.group.ends_ns) for replica in live.replicas]
     index = requests["index"]
     position = np.zeros(int(index[-1]) + 1 if len(index) else 1, np.int64)
     position[index] = np.arange(len(index))
     requests["largest_itl_ns"] = largest_gaps(spans, logs, len(index), position)
-    narrow = {name: column.astype(_NARROW.get(name, np.int64)) for name, column in requests.items()}
+    narrow = {
+        name: column.astype(NARROW_COLUMNS.get(name, np.int64)) for name, column in requests.items()
+    }
     kept, handed_over = recorder.record.steps, recorder.record.on_steps is not None
     recorder.hand_over_steps()
     return SimulationResult(

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from sim.records import SimulationResult
 
 
+_PIECE = 1 << 22
+"""Ticks looked at together: bounds the memory of counting, whatever the length of a run."""
+
+
 def _span_ends(spans: Ints, logs: list[Ints]) -> tuple[Ints, Ints]:
     """Time of the first and of the last token of each stretch, ns."""
     first, last = spans[:, 2].copy(), spans[:, 2].copy()
@@ -56,7 +60,8 @@ def largest_gaps(spans: Ints, logs: list[Ints], num_requests: int, position: Int
         rows = np.flatnonzero((spans[:, 1] == log) & (spans[:, 3] > 1))
         if not len(rows):
             continue
-        gap = np.append(np.diff(ends), 0)  # gap[t]: from the end of tick t to that of tick t + 1
+        gap = np.zeros(len(ends), np.int64)  # gap[t]: from the end of tick t to that of tick t + 1
+        np.subtract(ends[1:], ends[:-1], out=gap[:-1])
         start = spans[rows, 2]
         bounds = np.column_stack((start, start + spans[rows, 3] - 1)).ravel()
         most = np.maximum.reduceat(gap, bounds)[::2]
@@ -80,20 +85,31 @@ def gap_counts(
     span_group = lookup[spans[:, 0]]
     for group in np.unique(span_group[span_group >= 0]).tolist():
         mine = span_group == group
-        lengths = [joint_gaps[mine[joints]]]
-        weights = [np.ones(len(lengths[0]), np.int64)]
+        lengths = joint_gaps[mine[joints]]
         instant = spans[mine & (spans[:, 1] < 0), 3]
-        lengths.append(np.zeros(1, np.int64))
-        weights.append(np.array([int((instant - 1).sum())], np.int64))
+        parts = [
+            (lengths, np.ones(len(lengths), np.int64)),
+            (np.zeros(1, np.int64), np.array([int((instant - 1).sum())], np.int64)),
+        ]
         for log, ends in enumerate(logs):
-            rows = spans[mine & (spans[:, 1] == log)]
-            cover = np.zeros(len(ends) + 1, np.int64)
-            np.add.at(cover, rows[:, 2], 1)
-            np.add.at(cover, rows[:, 2] + rows[:, 3] - 1, -1)
-            lengths.append(np.diff(ends))
-            weights.append(np.cumsum(cover)[: max(0, len(ends) - 1)])
-        counts[group] = _distinct(np.concatenate(lengths), np.concatenate(weights))
+            parts += _counts_in_log(spans[mine & (spans[:, 1] == log)], ends)
+        counts[group] = _distinct(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     return counts
+
+
+def _counts_in_log(rows: Ints, ends: Ints) -> list[tuple[Ints, Ints]]:
+    """Distinct gaps of one log and how many of the stretches have each, piece by piece."""
+    cover = np.zeros(len(ends) + 1, np.int32)  # change of the number of stretches at each tick
+    np.add.at(cover, rows[:, 2], 1)
+    np.add.at(cover, rows[:, 2] + rows[:, 3] - 1, -1)
+    parts = []
+    sharing = 0
+    for first in range(0, len(ends) - 1, _PIECE):
+        last = min(first + _PIECE, len(ends) - 1)
+        weights = sharing + np.cumsum(cover[first:last], dtype=np.int64)
+        sharing = int(weights[-1])
+        parts.append(_distinct(np.diff(ends[first : last + 1]), weights))
+    return parts
 
 
 def _distinct(lengths: Ints, weights: Ints) -> tuple[Ints, Ints]:

@@ -56,7 +56,12 @@ REQUEST_COLUMNS = (
     "cached_tokens",
 )
 
-_NARROW = {"state": np.int8, "reason": np.int16, "replica": np.int32, "decode_replica": np.int32}
+NARROW_COLUMNS = {
+    "state": np.int8,
+    "reason": np.int16,
+    "replica": np.int32,
+    "decode_replica": np.int32,
+}
 
 
 class Lifetime:

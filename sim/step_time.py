@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -110,6 +110,11 @@ SHORT_RUN = 32
 """Runs shorter than this are quicker in plain Python than in numpy and back."""
 
 
+def _seconds(most: float) -> float:
+    """A coefficient. Below 0, steps of some size would end before they begin."""
+    return field(default=0.0, metadata={"minimum": 0, "maximum": most})
+
+
 @dataclass(frozen=True)
 class LinearStepTime:
     """Closed-form step time for tests, teaching and DistServe-like fits.
@@ -119,12 +124,12 @@ class LinearStepTime:
     to right, then rounded half to even to ns, at least 1. P, Q, D, C, S are those of `StepWork`.
     """
 
-    base_s: float = 0.0
-    prefill_token_s: float = 0.0
-    prefill_pair_s: float = 0.0
-    decode_s: float = 0.0
-    context_token_s: float = 0.0
-    prefill_token_sq_s: float = 0.0
+    base_s: float = _seconds(1000)
+    prefill_token_s: float = _seconds(1)
+    prefill_pair_s: float = _seconds(0.001)
+    decode_s: float = _seconds(1000)
+    context_token_s: float = _seconds(1)
+    prefill_token_sq_s: float = _seconds(0.001)
 
     def step_ns(self, work: StepWork, iteration: int) -> int:
         """See `StepTimeModel.step_ns`."""
