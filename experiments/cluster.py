@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from experiments import parts
 from experiments.explain import placed
+from experiments.names import brief
 from experiments.schema import Experiment, Pool
 from sim import specs
 from sim.cluster import Cluster, PoolSpec, TransferSpec
@@ -104,6 +105,31 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     return Built(cluster, tuple(notes), gpus, min(limits, default=None), names)
 
 
+def with_model_limits(experiment: Experiment, folder: Path, where: Where) -> Experiment:
+    """Where `max_model_len` is not set, that of engines: the model's context length.
+
+    Args:
+        experiment: As validated.
+        folder: Where a local model file is looked for first.
+        where: Places for messages.
+    """
+    present = pools_of(experiment)
+    open_roles = [r for r, pool in present.items() if "max_model_len" not in pool.model_fields_set]
+    if not open_roles:
+        return experiment
+    model = load_model(experiment.model, folder, where("model"))
+    limited = {
+        role: present[role].model_copy(update={"max_model_len": model.max_positions})
+        for role in open_roles
+    }
+    note = (
+        f"max_model_len is the context length of {model.name}, {model.max_positions:,} tokens, "
+        "since none is set."
+    )
+    pools = experiment.pools.model_copy(update=limited)
+    return experiment.model_copy(update={"pools": pools, "notes": [*experiment.notes, note]})
+
+
 _POOL_NAMES = {"colocated": "replica", "prefill": "prefill", "decode": "decode"}
 
 
@@ -111,7 +137,10 @@ def load_model(name: str, folder: Path, where: str) -> specs.ModelSpec:
     """A model by name, or from a config.json relative to `folder` or to the working folder."""
     local = folder / name
     with _told_at(where):
-        return specs.load_model(str(local) if local.exists() else name)
+        try:
+            return specs.load_model(str(local) if local.exists() else name)
+        except OSError as error:  # a name too long for a path, a file that may not be read
+            raise ConfigError(f"{where}: {brief(name)}: {error.strerror}") from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from experiments import engines, layers, strict_yaml
+from experiments import cluster, engines, layers, strict_yaml
 from experiments.check_config import check
 from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
@@ -28,6 +28,7 @@ CONFIGS = Path(__file__).with_name("configs")
 
 _OF_THE_FILE = ("name", "about", "compare", "grid", "schema_version")
 """Keys that belong to the file as a whole, not to a variant."""
+_LONGEST_PATH = 4000
 _LONGEST_SLUG = 120
 """Characters of a folder's name: file systems take 255 bytes, and partial results add some."""
 
@@ -121,6 +122,8 @@ def _read(config: str | Path | Mapping[str, Any]) -> tuple[str, Path, Any]:
     if isinstance(config, Mapping):
         return "config", Path.cwd(), dict(config)
     path = Path(config)
+    if len(str(config)) > _LONGEST_PATH:
+        raise ConfigError(f"{shown(str(config))}: no such file: too long for a path")
     by_name = {name.replace("_", "-"): file for name, file in shipped().items()}
     if not path.exists() and (found := by_name.get(str(config).replace("_", "-"))):
         path = found
@@ -209,8 +212,8 @@ def _check_version(raw: Mapping[str, Any], source: str) -> None:
     version = raw.get("schema_version", SCHEMA_VERSION)
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise ConfigError(
-            f"{source}: schema_version: {version} is newer than this phasewise, which reads up to "
-            f"{SCHEMA_VERSION}; install a newer one"
+            f"{source}: schema_version: {shown(version)} is newer than this phasewise, which reads "
+            f"up to {SCHEMA_VERSION}; install a newer one"
         )
 
 
@@ -376,6 +379,7 @@ def _resolve(
         experiment = Experiment.model_validate(resolved)
     except ValidationError as error:
         raise ConfigError(_line(error.errors(), said)) from None
+    experiment = cluster.with_model_limits(experiment, folder, said.where)
     check(experiment, said.where, folder)
     return experiment
 

@@ -97,6 +97,8 @@ def _words(layer: Mapping[str, Any]) -> Layer:
 def _pool(layer: Layer, where: str) -> Layer:
     """Of a pool (or of the top level, which stands for one): flags and the engine."""
     flagged = _flags(layer, where)
+    if flagged.get("max_model_len", "") is None:
+        flagged["max_model_len"] = "none"  # no limit, and not the default as null is elsewhere
     if flagged.get("engine") is None:
         return flagged
     engine = flagged.pop("engine")

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 SCHEMA_VERSION = 1
 """Version of the config schema; an older config is read, a newer one refused."""
@@ -37,6 +44,20 @@ Positive = Annotated[float, Field(gt=0, le=MOST)]
 NotNegative = Annotated[float, Field(ge=0, le=MOST)]
 Ratio = Annotated[float, Field(ge=1e-6, le=1e6)]
 """A rate or a factor: wide enough for any service, and no draw or division overflows."""
+
+
+def _limit(value: object) -> object:
+    return None if isinstance(value, str) and value.lower() == "none" else _whole(value)
+
+
+Limit = Annotated[
+    Annotated[int, Field(ge=1, le=MOST)] | None,
+    BeforeValidator(_limit),
+    Field(
+        json_schema_extra={"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["none", None]}]}
+    ),
+]
+"""A count, or ``none`` for no limit."""
 Named = dict[str, Any]
 """A name with options of its own, such as ``{name: sarathi, budget_tokens: 512}``."""
 
@@ -137,10 +158,17 @@ class Pool(Strict):
     order: Named = {"name": "fcfs"}
     """Order of the waiting queue: a name, or name and options (``phasewise list orders``)."""
     kv: KV = KV()
-    max_model_len: Count | None = None
-    """Longest prompt + max_tokens that is accepted. Default: no limit."""
+    max_model_len: Limit = None
+    """Longest prompt + max_tokens that is accepted; ``none``: no limit. Default: the context length
+    of the model, as engines take it."""
     step_time: Named = {"model": "roofline"}
     """Length of an iteration: ``{model: linear, base_s: ...}`` or ``{model: roofline}``."""
+
+    @model_serializer(mode="wrap")
+    def _say_no_limit(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a limit, a resolved config says so: where it says nothing, there is a default."""
+        values: dict[str, Any] = plain(self)
+        return values if self.max_model_len is not None else {**values, "max_model_len": "none"}
 
 
 class Transfer(Strict):

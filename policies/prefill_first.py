@@ -48,7 +48,8 @@ class PrefillFirst(Policy):
         if budget is not None and max_model_len is not None and budget < max_model_len:
             raise ConfigError(
                 f"policy.max_num_batched_tokens: {budget} is under max_model_len {max_model_len}, "
-                f"so that long prompts could never run; give at least {max_model_len}"
+                f"so that long prompts could never run; give at least {max_model_len}, "
+                "or a lower max_model_len"
             )
 
     def refuse(self, request: Request, kv: BlockPool, max_model_len: int | None) -> str | None:

@@ -239,7 +239,7 @@ def test_an_engine_in_a_variant_replaces_the_policy_below(base: dict[str, Any]) 
 def test_what_an_engine_does_and_we_do_not_is_noted(base: dict[str, Any]) -> None:
     del base["policy"]
 
-    (note,) = only({**base, "engine": "vllm-0.19"}).notes
+    (note,) = only({**base, "engine": "vllm-0.19", "max_model_len": 4096}).notes
 
     assert note.startswith("engine vllm-0.19: Prefix caching")
 

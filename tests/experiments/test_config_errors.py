@@ -123,7 +123,7 @@ MISUSES = [
         "c.yaml: policy.batch_timeout_s: -0.5: expected at least 0",
     ),
     (
-        with_policy("{name: orca, reserve: max_model_len}"),
+        with_policy("{name: orca, reserve: max_model_len}") + "max_model_len: none",
         "c.yaml: policy.reserve: max_model_len needs max_model_len to be set",
     ),
     (
