@@ -58,12 +58,22 @@ def _check_source(workload: Workload, where: Where, folder: Path) -> None:
         _check_preset(workload, where)
         return
     if trace_path(workload, folder) is None:
-        place = f"{where('workload', 'trace')}: {workload.trace}"
-        raise ConfigError(f"{place}: no such file, neither beside the config nor here")
+        raise ConfigError(f"{where('workload', 'trace')}: {_no_file(workload.trace or '', folder)}")
     if workload.requests is not None:
         raise ConfigError(
             f"{where('workload', 'requests')}: belongs to a preset; try arrivals.limit"
         )
+
+
+def _no_file(trace: str, folder: Path) -> str:
+    """Why a trace is no file; ``~`` and names too long for a path are no folders."""
+    try:
+        is_folder = any(path.is_dir() for path in (folder / trace, Path(trace)))
+    except OSError:
+        is_folder = False
+    if is_folder:
+        return f"{shown(trace)}: is a folder; name the file in it"
+    return f"{shown(trace)}: no such file, neither beside the config nor here"
 
 
 def _check_preset(workload: Workload, where: Where) -> None:
@@ -96,7 +106,7 @@ def _check_arrivals(workload: Workload, where: Where) -> None:
             place = where("workload", "arrivals", needed)
             raise ConfigError(f"{place}: is required by process {needing}")
     window = arrivals.window_s
-    if window is not None and not 0 <= window[0] < window[1]:
+    if window is not None and not round(window[0] * 1e9) < round(window[1] * 1e9):
         place = where("workload", "arrivals", "window_s")
         raise ConfigError(f"{place}: {shown(window)}: expected [from, to] with 0 <= from < to")
 

@@ -297,8 +297,8 @@ def synth(
 
     if preset.replace("_", "-") not in PRESETS:
         raise TraceError(f"trace synth: {unknown('preset', preset, PRESETS)}")
-    if rate is not None and not rate > 0:
-        raise TraceError(f"trace synth: --rate {rate:g}: expected more than 0")
+    if rate is not None and not 1e-6 <= rate <= 1e6:
+        raise TraceError(f"trace synth: --rate {rate:g}: expected 1e-6 to 1e6 requests a second")
     trace = synthesize(preset, requests, rate_per_s=rate, seed=seed)
     path = write(trace, output)
     typer.echo(f"{path}: {len(trace):,} requests")

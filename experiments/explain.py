@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from experiments.names import suggestion
+from experiments.names import LONGEST_VALUE, brief, suggestion
 
-_LONGEST_VALUE = 60
 _Context = Mapping[str, Any]
 _EXPECTED: Mapping[str, Callable[[_Context], str]] = MappingProxyType(
     {
@@ -62,12 +61,10 @@ def shown(value: object) -> str:
     """A value as it stands in YAML, shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    try:
-        text = value if isinstance(value, str) and value else repr(value)
-    except ValueError:  # Python writes out no integers of more than 4,300 digits
-        return "a number of thousands of digits"
-    text = "".join(c if c.isprintable() else " " for c in text)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+    if not isinstance(value, str) or not value:
+        return brief(value)
+    text = "".join(c if c.isprintable() else " " for c in value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
 def _nearest(errors: Sequence[Any]) -> str:

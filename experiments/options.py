@@ -12,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.explain import explain, placed
+from experiments.explain import explain, placed, shown
 from experiments.names import canonical, suggestion, unknown
+from experiments.schema import MOST
 from sim.errors import ConfigError, PhasewiseError
 
 
@@ -92,20 +93,17 @@ def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
 
 
-def build(
-    cls: Any, options: Mapping[str, Any], name: str, where: str, *, bounded: bool = True
-) -> Any:
+def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
     """An instance of `cls` with checked options.
 
     Whole numbers are at least 1 and other numbers at least 0, unless the field says otherwise:
-    ``field(default=0, metadata={"minimum": 0})``.
+    ``field(default=0, metadata={"minimum": 0})``. All are at most `MOST`, or a field's own maximum.
 
     Args:
         cls: A dataclass.
         options: Values as they stand in the config.
         name: What it is called there, for messages.
         where: File and key of the mapping that holds the options.
-        bounded: Apply these bounds.
 
     Raises:
         ConfigError: An unknown option, a value of another type, or one that the class refuses.
@@ -115,11 +113,9 @@ def build(
         if key not in known:
             raise ConfigError(f"{where}.{key}: {name} has no such option; {suggestion(key, known)}")
     hints = typing.get_type_hints(cls)
-    minimum = (
-        {field.name: field.metadata.get("minimum") for field in _fields(cls)} if bounded else {}
-    )
+    limits = {field.name: field.metadata for field in _fields(cls)}
     checked = {
-        key: _bounded(_value(hints[key], value, f"{where}.{key}"), minimum, key, where)
+        key: _bounded(_value(hints[key], value, f"{where}.{key}"), value, limits[key], where, key)
         for key, value in options.items()
     }
     _refuse_missing(cls, checked, name, where)
@@ -140,13 +136,15 @@ def _refuse_missing(cls: Any, given: Mapping[str, Any], name: str, where: str) -
             raise ConfigError(f"{where}.{field.name}: is required by {name}")
 
 
-def _bounded(value: Any, minimum: Mapping[str, float | None], key: str, where: str) -> Any:
-    if key not in minimum or isinstance(value, bool) or not isinstance(value, int | float):
+def _bounded(value: Any, given: Any, limits: Mapping[str, Any], where: str, key: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    stated = minimum[key]
-    least = stated if stated is not None else 1 if isinstance(value, int) else 0
+    least = limits.get("minimum", 1 if isinstance(value, int) else 0)
+    most = limits.get("maximum", MOST)
     if not value >= least:
-        raise ConfigError(f"{where}.{key}: {value:g}: expected at least {least:g}")
+        raise ConfigError(f"{where}.{key}: {shown(given)}: expected at least {least:g}")
+    if value > most:
+        raise ConfigError(f"{where}.{key}: {shown(given)}: expected at most {most:g}")
     return value
 
 

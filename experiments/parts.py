@@ -97,16 +97,10 @@ def _linear(
     if not chosen:
         terms = ", ".join(options.names(LinearStepTime))
         raise ConfigError(f"{where}: linear needs coefficients in seconds: some of {terms}")
-    # A fit may have negative terms, but not steps that end before they begin.
-    linear: LinearStepTime = options.build(LinearStepTime, chosen, "linear", where, bounded=False)
-    of_prompts = linear.prefill_token_s + linear.prefill_pair_s + linear.prefill_token_sq_s
-    of_decodes = linear.decode_s + linear.context_token_s
-    for what, more_s in (("prompt token", of_prompts), ("decode", of_decodes)):
-        if (seconds := linear.base_s + more_s) < 0:
-            raise ConfigError(
-                f"{where}: a step of one {what} would take {seconds:g} s; give coefficients with "
-                "which it takes at least 0"
-            )
+    linear: LinearStepTime = options.build(LinearStepTime, chosen, "linear", where)
+    if not any(chosen.values()):
+        given = ", ".join(f"{term}: {value:g}" for term, value in chosen.items())
+        raise ConfigError(f"{where}: {given}: steps would take no time; give one of more than 0")
     return linear
 
 

@@ -93,7 +93,12 @@ def parse(text: str, name: str) -> Any:
     Raises:
         ConfigError: One line with the name, the line and what is wrong.
     """
-    loader = StrictLoader(text)
+    try:
+        loader = StrictLoader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        odd = f"character U+{error.character:04X}"
+        raise ConfigError(f"{name}: line {line}: {odd} is not allowed in YAML") from None
     try:
         return _expanded(loader.get_single_data(), [0])
     except _RefusedError as refused:

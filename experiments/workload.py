@@ -36,8 +36,11 @@ def trace_path(workload: WorkloadConfig, folder: Path) -> Path | None:
     """The trace file, beside the config or in the working folder; None if there is none."""
     if workload.trace is None:
         return None
-    given = Path(workload.trace).expanduser()
-    return next((path for path in (folder / given, given) if path.is_file()), None)
+    try:
+        given = Path(workload.trace).expanduser()
+        return next((path for path in (folder / given, given) if path.is_file()), None)
+    except (OSError, RuntimeError):  # a name too long for a path, or ~someone who is not here
+        return None
 
 
 def build_workload(experiment: Experiment, folder: Path, max_model_len: int | None) -> Workload:

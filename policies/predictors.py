@@ -37,7 +37,7 @@ class Noisy:
         sigma: Standard deviation of the logarithm of the error.
     """
 
-    sigma: float = 0.5
+    sigma: float = field(default=0.5, metadata={"maximum": 10})  # far beyond, exp() overflows
     _z: list[float] = field(default_factory=list, init=False, repr=False)
     _rng: np.random.Generator | None = field(default=None, init=False, repr=False)
 

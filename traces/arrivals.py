@@ -84,7 +84,7 @@ def divide_half_even(values: Ints, divisor: Fraction) -> Ints:
     """(n,) `values` / `divisor`, exactly, rounded half to even; `values` from 0 up.
 
     Raises:
-        ValueError: A result beyond `MAX_TIME_NS`.
+        TraceError: A result beyond `MAX_TIME_NS`.
     """
     numerator, denominator = divisor.numerator, divisor.denominator
     largest = int(values.max(initial=0)) * denominator
@@ -95,11 +95,28 @@ def divide_half_even(values: Ints, divisor: Fraction) -> Ints:
     quotient, rest = scaled // numerator, scaled % numerator
     up = (2 * rest > numerator) | ((2 * rest == numerator) & (quotient % 2 == 1))
     result = quotient + up
-    if len(result) and result.max() > MAX_TIME_NS:
-        raise ValueError(
-            f"times of {result.max() / 1e9:g} s; expected at most {MAX_TIME_NS / 1e9:g}"
-        )
+    if len(result):
+        _refuse_endless(result.max() / 10**9)
     return result.astype(np.int64)
+
+
+def _refuse_endless(last_s: float) -> None:
+    if not last_s <= MAX_TIME_NS / 1e9:
+        raise TraceError(
+            f"arrivals: the last request would arrive after {last_s:.3g} s; expected at most "
+            f"{MAX_TIME_NS / 1e9:.3g} s: give a higher rate_per_s or speedup, or fewer requests"
+        )
+
+
+def to_ns(times_s: npt.NDArray[np.float64]) -> Ints:
+    """(n,) int64 ns of ascending times (n,) in seconds.
+
+    Raises:
+        TraceError: A time beyond `MAX_TIME_NS`.
+    """
+    if len(times_s):
+        _refuse_endless(float(times_s[-1]))
+    return np.rint(times_s * 1e9).astype(np.int64)
 
 
 def _select(trace: Trace, window_s: tuple[float, float] | None, limit: int | None) -> Trace:
@@ -200,7 +217,7 @@ def _drawn(
         if cv is None or not cv > 0:
             raise ValueError(f"cv: {cv}; expected above 0 for gamma")
         gaps = rng.standard_gamma(1 / cv**2, n) * cv**2
-    return np.rint(np.cumsum(gaps) / float(rate) * 1e9).astype(np.int64)
+    return to_ns(np.cumsum(gaps) / float(rate))
 
 
 def _need_times(trace: Trace, what: str) -> Ints:

@@ -125,7 +125,7 @@ def test_division_rounds_half_to_even(times: list[int], divisor: Fraction) -> No
     expected = [round(Fraction(time) / divisor) for time in times]
 
     if max(expected) > values.MAX_TIME_NS:
-        with pytest.raises(ValueError, match="expected at most"):
+        with pytest.raises(TraceError, match="expected at most"):
             divide_half_even(np.array(times, dtype=np.int64), divisor)
     else:
         assert divide_half_even(np.array(times, dtype=np.int64), divisor).tolist() == expected

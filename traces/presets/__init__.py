@@ -12,7 +12,7 @@ import yaml
 
 from sim.errors import TraceError, nearest
 from sim.request import Ints, Trace
-from traces.arrivals import arrive
+from traces.arrivals import arrive, to_ns
 from traces.build import columns
 from traces.chance import generator
 
@@ -207,7 +207,7 @@ def _with_gaps(trace: Trace, gaps: Gaps, rate_per_s: float, seed: int) -> Trace:
     if not rate_per_s > 0:
         raise ValueError(f"rate_per_s: {rate_per_s}; expected above 0")
     drawn = np.cumsum(gaps.draw(len(trace), generator(seed, "arrivals"))) / rate_per_s
-    trace.arrival_ns = np.rint(drawn * 1e9).astype(np.int64)
+    trace.arrival_ns = to_ns(drawn)
     trace.notes.append(
         f"Arrivals: gaps drawn from the source's quantiles, {rate_per_s:g} a second."
     )
