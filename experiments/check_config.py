@@ -100,7 +100,12 @@ def _check_arrivals(workload: Workload, where: Where) -> None:
         if getattr(arrivals, key) != default and not unsaid and process not in processes:
             place = where("workload", "arrivals", key)
             choices = " or ".join(processes)
-            raise ConfigError(f"{place}: belongs to process {choices}, not to {process or 'none'}")
+            if process is None:
+                raise ConfigError(
+                    f"{place}: belongs to process {choices}, and none is given: say which, as in "
+                    f"arrivals: {{process: {processes[0]}, {key}: {getattr(arrivals, key)!r}}}"
+                )
+            raise ConfigError(f"{place}: belongs to process {choices}, not to {process}")
     for needing, needed in (("closed-loop", "concurrency"), ("gamma", "cv")):
         if process == needing and getattr(arrivals, needed) is None:
             place = where("workload", "arrivals", needed)

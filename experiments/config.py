@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -21,6 +22,7 @@ from experiments.check_config import check
 from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
 from experiments.schema import FILE_KEYS, LONGEST_LABEL, SCHEMA_VERSION, Experiment
+from policies import POLICIES
 from sim.errors import ConfigError
 
 CONFIGS = Path(__file__).with_name("configs")
@@ -475,7 +477,21 @@ def _line(errors: Sequence[Any], said: _Said) -> str:
         noun = "key" if len(place) == 1 else "option"
         hint = suggestion(str(place[-1]), known)
         return f"{said.where(*place)}: {owner} has no such {noun}; {hint}"
-    return f"{said.where(*place)}: {explain([e for e in errors if e['loc'] == place])}"
+    hint = _WHAT_IS_NEEDED.get(str(place[-1]), "") if first["type"] == "missing" else ""
+    return f"{said.where(*place)}: {explain([e for e in errors if e['loc'] == place])}{hint}"
+
+
+_WHAT_IS_NEEDED: Mapping[str, str] = MappingProxyType(
+    {
+        "policy": f": one of {', '.join(sorted(POLICIES))}, or give an engine "
+        "(phasewise list engines)",
+        "model": ": the name of a model (phasewise list models) or the path of its config.json",
+        "workload": ": a trace, such as {trace: file.csv}, or {preset: ..., requests: ...} "
+        "(phasewise list presets)",
+        "bandwidth_bytes_per_s": ": bytes per second of one transfer, such as 50e9",
+    }
+)
+"""Said of a required key that is missing."""
 
 
 def _known(path: Sequence[str | int]) -> tuple[str, Iterable[str]]:

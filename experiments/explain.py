@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -45,7 +46,21 @@ def explain(errors: Sequence[Any]) -> str:
     expected = " or ".join(parts)
     if len(errors) == 1 and first["type"] == "literal_error" and len(_choices(first["ctx"])) == 1:
         expected += ": nothing else is modelled"
-    return f"{shown(first['input'])}: expected {expected}{_nearest(known)}"
+    more = _nearest(known) or _as_text(first["input"], known)
+    return f"{shown(first['input'])}: expected {expected}{more}"
+
+
+def _as_text(value: object, errors: Sequence[Any]) -> str:
+    """Why what looks like a number is text."""
+    wants_number = any(e["type"] in ("int_type", "float_type") for e in errors)
+    if not isinstance(value, str) or not wants_number:
+        return ""
+    if re.fullmatch(r"[-+]?0[0-9_]+", value):
+        plain = value.lstrip("-+0_") or "0"
+        return f"; a leading 0 makes it text, as some read it as octal: write {plain}"
+    if re.fullmatch(r"[-+]?[0-9][0-9_]*(\.[0-9]+)?([eE][-+]?[0-9]+)?", value):
+        return "; it is text: leave out the quotes"
+    return ""
 
 
 def placed(where: str, error: Exception) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from experiments import engines
 from experiments.explain import shown
-from experiments.names import canonical
-from experiments.schema import POOL_KEYS
+from experiments.names import canonical, suggestion
+from experiments.schema import POOL_KEYS, Pools
 from sim.errors import ConfigError
 
 Layer = dict[str, Any]
@@ -189,6 +189,14 @@ def with_pools(config: Layer, where: str) -> Layer:
 
 
 def _check_layout(pools: Mapping[str, Any], where: str) -> None:
+    for key in pools:
+        if key not in Pools.model_fields:
+            hint = suggestion(key, Pools.model_fields)
+            raise ConfigError(f"{where}pools.{key}: pools has no such option; {hint}")
+    if not pools:
+        raise ConfigError(
+            f"{where}pools: {{}}: expected colocated, or prefill, decode and transfer"
+        )
     if "colocated" in pools:
         others = [key for key in ("prefill", "decode", "transfer") if key in pools]
         if others:
@@ -198,9 +206,7 @@ def _check_layout(pools: Mapping[str, Any], where: str) -> None:
         return
     for key in ("prefill", "decode", "transfer"):
         if key not in pools:
-            raise ConfigError(
-                f"{where}pools.{key}: is required beside {', '.join(pools) or 'nothing'}"
-            )
+            raise ConfigError(f"{where}pools.{key}: is required beside {', '.join(pools)}")
     for role in ("prefill", "decode"):
         if isinstance(pools[role], dict) and "replicas" not in pools[role]:
             raise ConfigError(

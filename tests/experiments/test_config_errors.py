@@ -133,6 +133,15 @@ MISUSES = [
     (BASE + "replicas: 0", "c.yaml: replicas: 0: expected at least 1"),
     (BASE + "replicas: 1.5", "c.yaml: replicas: 1.5: expected a whole number"),
     (BASE + "replicas: true", "c.yaml: replicas: true: expected a whole number"),
+    (
+        BASE + "seed: 010",
+        "c.yaml: seed: 010: expected a whole number; a leading 0 makes it text, as some read it as "
+        "octal: write 10",
+    ),
+    (
+        BASE + "seed: '12'",
+        "c.yaml: seed: 12: expected a whole number; it is text: leave out the quotes",
+    ),
     (BASE + "seed: -1", "c.yaml: seed: -1: expected at least 0"),
     (BASE + "warm_up_s: 1:30", "c.yaml: warm_up_s: 1:30: expected a number"),
     (BASE + "drain_s: .inf", "c.yaml: drain_s: inf: expected a finite number"),
@@ -177,6 +186,15 @@ MISUSES = [
         "c.yaml: workload.arrivals.cv: is required by process gamma",
     ),
     (
+        BASE.replace("max_tokens: 64", "arrivals: {rate_per_s: 4}"),
+        "c.yaml: workload.arrivals.rate_per_s: belongs to process poisson or gamma or constant or "
+        "burst, and none is given: say which, as in arrivals: {process: poisson, rate_per_s: 4.0}",
+    ),
+    (
+        BASE.replace("t.csv", "."),
+        "c.yaml: workload.trace: .: is a folder; name the file in it",
+    ),
+    (
         BASE.replace("max_tokens: 64", "arrivals: {process: poisson, cv: 2}"),
         "c.yaml: workload.arrivals.cv: belongs to process gamma, not to poisson",
     ),
@@ -213,6 +231,14 @@ MISUSES = [
         "choose one of 1, 2, 4, 8, 16, 32",
     ),
     # pools
+    (
+        BASE + "pools: {prefil: {}, decode: {replicas: 1}}",
+        "c.yaml: pools.prefil: pools has no such option; try prefill",
+    ),
+    (
+        BASE + "pools: {}",
+        "c.yaml: pools: {}: expected colocated, or prefill, decode and transfer",
+    ),
     (
         BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}}",
         "c.yaml: pools.transfer: is required beside prefill, decode",
@@ -299,7 +325,16 @@ MISUSES = [
         "install a newer one",
     ),
     (BASE + "seed: 1\nseed: 2", "c.yaml: line 7: seed is given twice (first in line 6)"),
-    (BASE.replace("policy: sarathi\n", ""), "c.yaml: policy: is required"),
+    (
+        BASE.replace("policy: sarathi\n", ""),
+        "c.yaml: policy: is required: one of orca, sarathi, static, vllm-v0, vllm-v1, or give an "
+        "engine (phasewise list engines)",
+    ),
+    (
+        BASE.replace("model: llama-3.1-8b\n", ""),
+        "c.yaml: model: is required: the name of a model (phasewise list models) or the path of "
+        "its config.json",
+    ),
     (
         with_policy("{budget_tokens: 5}"),
         "c.yaml: policy.name: is required: which policy, one of orca, sarathi, static, vllm-v0, "
