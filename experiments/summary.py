@@ -105,6 +105,7 @@ def _replicas(
             "pool": replica.pool,
             "gpus": replica.gpus,
             "total_blocks": replica.total_blocks,
+            "block_tokens": replica.block_tokens,
             "iterations": replica.iterations,
             "busy_s": replica.busy_ns / NS_PER_S,
             "utilisation": share,

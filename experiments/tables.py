@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.report import RunHead, metrics_of, unique_labels
@@ -55,16 +56,19 @@ class Comparison:
         columns: In order.
         rows: Raw values in the units of the keys, None where undefined.
         notes: Sentences that belong under the table.
+        unranked: Rows that are never best: those that served less than others.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
     notes: tuple[str, ...]
+    unranked: frozenset[int] = frozenset()
 
     def best(self) -> list[frozenset[int]]:
         """For each column the rows with its best value; none where all are alike."""
+        ranked = [None if r in self.unranked else row for r, row in enumerate(self.rows)]
         return [
-            _best_rows(column, [row[i] for row in self.rows])
+            _best_rows(column, [None if row is None else row[i] for row in ranked])
             for i, column in enumerate(self.columns)
         ]
 
@@ -141,7 +145,31 @@ def compare(bundles: Sequence[RunHead], request_class: str | None = None) -> Com
         _row(bundle, label, states, request_class)
         for bundle, label in zip(bundles, unique_labels(bundles), strict=True)
     )
-    return Comparison(columns, rows, _notes(bundles, request_class))
+    shares = [_unserved(bundle, request_class) for bundle in bundles]
+    unranked = {row: share for row, share in enumerate(shares) if share > min(shares)}
+    notes = _notes(bundles, request_class)
+    if unranked:
+        said = ", ".join(f"{rows[row][0]} ({_share(share)})" for row, share in unranked.items())
+        why = f"since more of their requests than of others were not served: {said}."
+        notes = (notes[0], f"Not marked as best, {why}", *notes[1:])
+    return Comparison(columns, rows, notes, frozenset(unranked))
+
+
+def _unserved(bundle: RunHead, request_class: str | None) -> float:
+    """Share of the requests that ended otherwise than served, or than given up by the client."""
+    counts = _counts(bundle, request_class)
+    lost = sum(counts[state] for state in ("rejected", "unfinished", "failed"))
+    return float(lost / max(1, counts["arrived"]))
+
+
+def _share(share: float) -> str:
+    return f"{max(share, 0.001):.1%}"
+
+
+def _counts(bundle: RunHead, request_class: str | None) -> Mapping[str, int]:
+    of = bundle.summary if request_class is None else metrics_of(bundle, request_class)
+    counts: Mapping[str, int] = of["requests"]
+    return counts
 
 
 def _leading(states: Sequence[str]) -> list[Column]:
@@ -172,7 +200,7 @@ def _row(
     bundle: RunHead, label: str, states: Sequence[str], request_class: str | None
 ) -> tuple[Value, ...]:
     summary, block = bundle.summary, metrics_of(bundle, request_class)
-    counts = summary["requests"] if request_class is None else block["requests"]
+    counts = _counts(bundle, request_class)
     return (
         label,
         summary["gpus"],
@@ -189,13 +217,9 @@ def _notes(bundles: Sequence[RunHead], request_class: str | None) -> tuple[str, 
     notes = [
         "Best values are marked (*, or bold); latencies of overloaded runs depend on their length."
     ]
-    ended = [
-        f"{label}: {n:,} {reason}"
-        for label, b in zip(unique_labels(bundles), bundles, strict=True)
-        for reason, n in b.summary["reasons"].items()
-    ]
-    if ended:
-        notes.append(f"Not served, by reason: {'; '.join(ended)}.")
+    for label, bundle in zip(unique_labels(bundles), bundles, strict=True):
+        if ended := _ended(bundle.summary):
+            notes.append(f"{label}: {ended}.")
     windows = {(b.summary["window"]["warm_up_s"], b.summary["window"]["drain_s"]) for b in bundles}
     if windows != {(0.0, 0.0)}:
         said = "; ".join(f"first {w:g} s and last {d:g} s" for w, d in sorted(windows))
@@ -206,6 +230,40 @@ def _notes(bundles: Sequence[RunHead], request_class: str | None) -> tuple[str, 
     if request_class is not None:
         notes.append(f"Only requests of class {' '.join(request_class.split())}.")
     return tuple(notes)
+
+
+_WHY = MappingProxyType(
+    {
+        "empty": "no prompt or no output",
+        "over_model_len": "prompt + max_tokens over max_model_len",
+        "over_pool": "prompt + max_tokens over the KV pool",
+        "over_token_budget": "prompt + max_tokens over the tokens of one step, where prompts are "
+        "computed whole",
+    }
+)
+"""What the reasons of our own policies mean."""
+
+
+def _ended(summary: Mapping[str, Any]) -> str:
+    """Why requests were not served, and how many."""
+    counts = summary["requests"]
+    only_rejected = not any(counts[state] for state in _RARE_STATES)
+    parts = []
+    for reason, count in summary["reasons"].items():
+        how = "rejected" if only_rejected or reason in _WHY else "not served"
+        why = f" ({_WHY[reason]}{_size(reason, summary)})" if reason in _WHY else ""
+        parts.append(f"{count:,} {how}: {reason}{why}")
+    return "; ".join(parts)
+
+
+def _size(reason: str, summary: Mapping[str, Any]) -> str:
+    """Of the smallest KV pool, where that is the reason; bundles of old do not say it."""
+    tokens = [
+        replica["total_blocks"] * replica["block_tokens"]
+        for replica in summary["replicas"]
+        if "block_tokens" in replica
+    ]
+    return f" of {min(tokens):,} tokens" if reason == "over_pool" and tokens else ""
 
 
 def _targets(slo: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ figure carries the verdict. It is made from the requests table alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -98,8 +98,21 @@ class Trend:
 
 
 def judge(requests: Requests) -> Verdict:
-    """Give the verdict on a run from all its requests, warm-up and drain included."""
+    """Give the verdict on a run from all its requests, warm-up and drain included.
+
+    A run that rejects most of its requests may well be stable, so the reason names their share.
+    """
     entered = {name: column[requests["state"] != REJECTED] for name, column in requests.items()}
+    verdict = _judge_entered(entered)
+    arrived = len(requests["arrival_ns"])
+    rejected = arrived - len(entered["arrival_ns"])
+    if not rejected:
+        return verdict
+    share = f"{rejected:,} of {arrived:,} requests rejected ({rejected / arrived:.1%})"
+    return replace(verdict, reason=f"{verdict.reason}; {share}")
+
+
+def _judge_entered(entered: Requests) -> Verdict:
     count = len(entered["arrival_ns"])
     if count < MIN_REQUESTS:
         return Verdict("too short to tell", f"{count} requests; needs {MIN_REQUESTS}")

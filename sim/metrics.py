@@ -429,6 +429,10 @@ class ReplicaFacts(Protocol):
         """KV blocks of its pool."""
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+
+    @property
     def busy_ns(self) -> int:
         """Time with a step in flight, ns."""
 

@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 class Replica:
     name, pool, gpus, total_blocks = "main-0", "main", 2, 10
-    busy_ns, iterations = 5 * S, 50
+    block_tokens, busy_ns, iterations = 16, 5 * S, 50
 
 
 def requests(**columns):

@@ -27,6 +27,7 @@ S = 1_000_000_000
 
 class Replica:
     name, pool, gpus, total_blocks, busy_ns, iterations = "main-0", "main", 2, 10, S, 50
+    block_tokens = 16
 
 
 class Run:
@@ -138,13 +139,42 @@ def test_a_narrow_terminal_gets_several_tables_with_every_column_once():
     assert "0.100*" in text
 
 
+def with_rejections(run, **reasons):
+    lost = sum(reasons.values())
+    counts = run.summary["requests"] | {"rejected": lost, "finished": 300 - lost}
+    run.summary = run.summary | {"reasons": reasons, "requests": counts}
+    return run
+
+
 def test_a_note_says_how_many_were_not_served_and_why():
-    run = Run("a")
-    run.summary = run.summary | {"reasons": {"empty": 1, "over_pool": 1200}}
+    run = with_rejections(Run("a"), empty=1, over_pool=120, mine=4)
 
     assert (
-        "Not served, by reason: a: 1 empty; a: 1,200 over_pool." in compare([Run("b"), run]).notes
+        "a: 1 rejected: empty (no prompt or no output); 120 rejected: over_pool (prompt + "
+        "max_tokens over the KV pool of 160 tokens); 4 rejected: mine."
+    ) in compare([Run("b"), run]).notes
+
+
+def test_what_served_less_than_others_is_never_best_and_a_note_says_so():
+    fast, slow, slower = (
+        with_rejections(Run("fast"), over_pool=60),
+        Run("slow", 2),
+        Run("slower", 3),
     )
+    comparison = compare([fast, slow, slower])
+
+    assert set().union(*comparison.best()) == {1}
+    assert comparison.notes[1] == (
+        "Not marked as best, since more of their requests than of others were not served: "
+        "fast (20.0%)."
+    )
+    assert set().union(*compare([Run("fast"), slow]).best()) == {0}
+
+
+def test_where_all_serve_equally_little_the_best_is_marked():
+    runs = [with_rejections(Run(str(n), n), over_pool=60) for n in (1, 2)]
+
+    assert set().union(*compare(runs).best()) == {0}
 
 
 def test_notes_name_windows_and_targets():

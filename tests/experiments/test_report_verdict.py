@@ -103,6 +103,13 @@ def test_rejected_requests_are_no_load():
     assert judge(requests).name == "too short to tell"
 
 
+def test_the_reason_names_the_share_that_was_rejected():
+    requests = served_in_turn(poisson_ns(0.5, 1_000, 1))
+    assert "rejected" not in judge(requests).reason
+    requests["state"][::4] = REJECTED
+    assert judge(requests).reason.endswith("; 250 of 1,000 requests rejected (25.0%)")
+
+
 def test_requests_that_never_start_are_counted():
     requests = served_in_turn(poisson_ns(0.5, 1_000, 1))
     requests["state"][500:] = UNFINISHED
