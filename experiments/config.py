@@ -373,7 +373,7 @@ def _resolve(
     resolved, notes = _settled(resolved, said)
     if notes:
         own = resolved.get("notes", [])
-        resolved["notes"] = [*own, *(note for note in notes if note not in own)]
+        resolved["notes"] = [*own, *(note for note in dict.fromkeys(notes) if note not in own)]
     if label is None and "label" in resolved:
         _check_label(resolved["label"], said.where("label"))
     resolved["label"] = label or resolved.get("label") or _default_label(resolved)

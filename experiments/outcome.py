@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import bundle, cluster
+from experiments import bundle, cluster, notes
 from experiments.bundle import Bundle, BundleError, Head
 from experiments.config import Plan
 from experiments.run import FailedRunError, InterruptedRunError, Job, jobs_of, run_jobs
@@ -78,7 +78,7 @@ def _show_finished(
     else:
         if plan.about:
             # Lines are broken where the terminal ends, not where the file has them.
-            _console().print(" ".join(plan.about.split()), markup=False, highlight=False)
+            _console().print(" ".join(plan.about.split()))
         table(heads)
         _print_notes(heads)
         _print(f"results: {out}")
@@ -88,18 +88,11 @@ def _show_finished(
 
 def _print_notes(bundles: Sequence[Head]) -> None:
     """Notes once each, with the variants that they belong to where not all."""
-    owners: dict[str, list[str]] = {}
-    for each in bundles:
-        for note in each.notes:
-            owners.setdefault(note, []).append(each.label)
     console = _console()
-    for note, labels in owners.items():
-        of = "" if len(labels) == len(bundles) else f"{_few(labels)}: "
-        console.print(f"- {of}{note}", markup=False, highlight=False)
-
-
-def _few(labels: Sequence[str]) -> str:
-    return ", ".join(labels) if len(labels) <= 3 else f"{', '.join(labels[:3])} and others"
+    told = notes.identical([(each.label, each.summary) for each in bundles])
+    told += notes.lines_of([(each.label, each.notes) for each in bundles], "summary.json of each")
+    for line in told:
+        console.print(f"- {line}")
 
 
 def check(plan: Plan, *, as_json: bool = False) -> None:
@@ -108,12 +101,10 @@ def check(plan: Plan, *, as_json: bool = False) -> None:
     from experiments.workload import build_workload
 
     rows: list[dict[str, Any]] = []
-    notes: dict[str, None] = dict.fromkeys(plan.notes)
     for experiment in plan.variants:
         built = cluster.build(experiment, plan.folder)
         workload = build_workload(experiment, plan.folder, built.max_model_len)
         window_of(experiment, workload)
-        notes.update(dict.fromkeys([*experiment.notes, *workload.notes, *built.notes]))
         pools = cluster.pools_of(experiment)
         rows.append(
             {
@@ -121,17 +112,20 @@ def check(plan: Plan, *, as_json: bool = False) -> None:
                 "requests": len(workload.trace),
                 "gpus": built.gpus,
                 "pools": [_said(role, pool) for role, pool in pools.items()],
+                "notes": [*experiment.notes, *workload.notes, *built.notes],
             }
         )
     if as_json:
-        _print_json({"name": plan.name, "variants": rows, "notes": list(notes)})
+        every = dict.fromkeys([*plan.notes, *(note for row in rows for note in row["notes"])])
+        _print_json({"name": plan.name, "variants": rows, "notes": list(every)})
         return
     _print(f"{plan.source}: {len(rows)} variant{'s' if len(rows) > 1 else ''}")
     for row in rows:
         size = f"{row['requests']:,} requests, {row['gpus']} GPUs"
         _print(f"  {row['label']}: {size}; {'; '.join(row['pools'])}")
-    for note in notes:
-        _print(f"- {note}")
+    of_variants = [(row["label"], row["notes"]) for row in rows]
+    for line in [*plan.notes, *notes.lines_of(of_variants, "phasewise check --json")]:
+        _print(f"- {line}")
 
 
 def _said(role: str, pool: Pool) -> str:
@@ -269,4 +263,5 @@ def _print_json(values: Mapping[str, Any]) -> None:
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr)
+    # Labels and texts of users are neither markup nor codes of emoji.
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)

@@ -70,7 +70,8 @@ class Bars:
     def _say(self, job: Job) -> None:
         if job.state in _WORDS and job.position not in self._told:
             self._told.add(job.position)
-            self._console.print(f"{job.experiment.label}: {_WORDS[job.state]}", markup=False)
+            said = f"{job.experiment.label}: {_WORDS[job.state]}"
+            self._console.print(said, markup=False, emoji=False, highlight=False)
 
 
 def _said(job: Job, elapsed_s: float) -> str:

@@ -7,10 +7,11 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from experiments.notes import few
 from experiments.report import RunHead, metrics_of, unique_labels
 from sim.errors import ConfigError, nearest
 from sim.metrics import METRICS
@@ -33,6 +34,7 @@ class Column:
         better: Which way is good; its best value is marked.
         scale: Shown value / raw value.
         words: Text, aligned to the left.
+        zero_is_best: A value of 0 is a merit, not a sign that nothing was measured.
     """
 
     key: str
@@ -41,6 +43,7 @@ class Column:
     better: Literal["lower", "higher", "neither"] = "neither"
     scale: float = 1.0
     words: bool = False
+    zero_is_best: bool = True
 
     @property
     def heading(self) -> str:
@@ -84,7 +87,11 @@ def _best_rows(column: Column, values: Sequence[Value]) -> frozenset[int]:
     """Rows that show the best value; values that look alike are alike."""
     if column.better == "neither":
         return frozenset()
-    numbers = {i: v for i, v in enumerate(values) if isinstance(v, int | float)}
+    numbers = {
+        i: value
+        for i, value in enumerate(values)
+        if isinstance(value, int | float) and (value or column.zero_is_best)
+    }
     shown = {i: _shown(column, value) for i, value in numbers.items()}
     if len(set(shown.values())) < 2:
         return frozenset()
@@ -124,6 +131,8 @@ _LATENCIES = (
     ("e2e", "p99", 1.0),
 )
 _RARE_STATES = ("cancelled", "failed")
+_BETWEEN_TOKENS = ("tpot", "itl")
+"""Metrics that are 0, and no merit, where a request's tokens come all at once."""
 
 
 def compare(bundles: Sequence[RunHead], request_class: str | None = None) -> Comparison:
@@ -187,7 +196,8 @@ def _measures() -> list[Column]:
         name = METRICS[key].name_in_files
         unit = "s" if scale == 1.0 else "ms"
         shown = f"{part.capitalize() if part != 'mean' else part} ({unit})"
-        columns.append(Column(f"{name}_{part}", METRICS[key].title, shown, "lower", scale))
+        measured = Column(f"{name}_{part}", METRICS[key].title, shown, "lower", scale)
+        columns.append(replace(measured, zero_is_best=key not in _BETWEEN_TOKENS))
     return [
         *columns,
         Column(METRICS["throughput_out_per_gpu"].name_in_files, "Output", "tok/s/GPU", "higher"),
@@ -220,16 +230,37 @@ def _notes(bundles: Sequence[RunHead], request_class: str | None) -> tuple[str, 
     for label, bundle in zip(unique_labels(bundles), bundles, strict=True):
         if ended := _ended(bundle.summary):
             notes.append(f"{label}: {ended}.")
-    windows = {(b.summary["window"]["warm_up_s"], b.summary["window"]["drain_s"]) for b in bundles}
-    if windows != {(0.0, 0.0)}:
-        said = "; ".join(f"first {w:g} s and last {d:g} s" for w, d in sorted(windows))
-        notes.append(f"Not measured: requests arriving in the {said} (counts include them).")
-    targets = {_targets(b.summary["slo"]) for b in bundles} - {""}
-    if targets:
-        notes.append(f"SLO: {' | '.join(sorted(targets))}.")
+    if windows := _whose([_window(b.summary["window"]) for b in bundles], unique_labels(bundles)):
+        notes.append(f"Not measured: requests arriving in the {windows} (counts include them).")
+    if targets := _whose([_targets(b.summary["slo"]) for b in bundles], unique_labels(bundles)):
+        notes.append(f"SLO: {targets}.")
+    if any(_at_once(b, request_class) for b in bundles):
+        notes.append(
+            "TPOT and ITL of 0: a request's tokens came all at once; such values are not marked."
+        )
     if request_class is not None:
         notes.append(f"Only requests of class {' '.join(request_class.split())}.")
     return tuple(notes)
+
+
+def _whose(texts: Sequence[str], labels: Sequence[str]) -> str:
+    """What holds for the runs, once where it is the same for all; else with the labels of each."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    owners: dict[str, list[str]] = {}
+    for text, label in zip(texts, labels, strict=True):
+        owners.setdefault(text or "none", []).append(label)
+    return "; ".join(f"{text} ({few(of)})" for text, of in owners.items())
+
+
+def _window(window: Mapping[str, Any]) -> str:
+    warm_up_s, drain_s = window["warm_up_s"], window["drain_s"]
+    return f"first {warm_up_s:g} s and last {drain_s:g} s" if warm_up_s or drain_s else ""
+
+
+def _at_once(bundle: RunHead, request_class: str | None) -> bool:
+    block = metrics_of(bundle, request_class)
+    return any(block[METRICS[key].name_in_files]["p99"] == 0 for key in _BETWEEN_TOKENS)
 
 
 _WHY = MappingProxyType(
@@ -280,7 +311,7 @@ def show(comparison: Comparison, console: Console) -> None:
     for table in to_rich(comparison, console.width):
         console.print(table)
     for note in comparison.notes:
-        console.print(note, markup=False, highlight=False)
+        console.print(note, markup=False, emoji=False, highlight=False)
 
 
 def to_rich(comparison: Comparison, width: int) -> list[Table]:

@@ -184,6 +184,39 @@ def test_notes_name_windows_and_targets():
     assert "SLO: ttft 1 s, chat (tpot 0.05 s)." in notes
 
 
+def test_windows_and_targets_that_differ_are_told_with_their_runs():
+    runs = [
+        Run("a", slo=SLO(ttft_s=1), windows=Windows(5, 2)),
+        Run("b", slo=SLO(ttft_s=2)),
+        Run("c", slo=SLO(ttft_s=2)),
+    ]
+    notes = compare(runs).notes
+    assert "SLO: ttft 1 s (a); ttft 2 s (b, c)." in notes
+    assert (
+        "Not measured: requests arriving in the first 5 s and last 2 s (a); none (b, c) "
+        "(counts include them)."
+    ) in notes
+
+
+def test_no_gap_between_tokens_is_no_merit():
+    runs = [Run("a"), Run("b", 2), Run("c", 3)]
+    for name in ("tpot_s", "itl_s"):
+        block = runs[2].summary["overall"]
+        block[name] = dict.fromkeys(block[name], 0.0)
+    comparison = compare(runs)
+    best = dict(zip([c.key for c in comparison.columns], comparison.best(), strict=True))
+    assert best["tpot_s_p99"] == best["itl_s_p99"] == {0}
+    assert any(note.startswith("TPOT and ITL of 0") for note in comparison.notes)
+
+
+def test_codes_of_emoji_stay_as_written():
+    console = Console(width=300, record=True, file=io.StringIO())
+    show(compare([Run("a:smile:b", slo=SLO(ttft_s=1)), Run("b", 2)]), console)
+    text = console.export_text()
+    assert "a:smile:b" in text
+    assert "SLO: ttft 1 s (a:smile:b); none (b)." in text
+
+
 def test_one_class_can_be_compared_and_an_unknown_one_is_refused():
     runs = [Run("a", classes=["chat", "batch"])]
     assert cells(compare(runs, "chat"), "finished_requests") == ["150"]

@@ -1,0 +1,59 @@
+"""Notes of several variants: each said once, with the variants that it belongs to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MOST_LINES = 12
+"""Lines of notes on a terminal; a sweep has dozens, and nobody reads them all there."""
+_FEW = 3
+
+
+def lines_of(notes: Sequence[tuple[str, Sequence[str]]], where: str) -> list[str]:
+    """What to print of the notes, those of all variants first.
+
+    Args:
+        notes: Label and notes of each variant.
+        where: Where the notes that are left out stand, for the last line.
+
+    Returns:
+        At most `MOST_LINES` lines.
+    """
+    owners: dict[str, dict[str, None]] = {}
+    for label, of_variant in notes:
+        for note in of_variant:
+            owners.setdefault(note, {})[label] = None
+    common = [note for note, labels in owners.items() if len(labels) == len(notes)]
+    own = [
+        f"{few([*labels])}: {note}" for note, labels in owners.items() if len(labels) < len(notes)
+    ]
+    lines = [*common, *own]
+    if len(lines) > MOST_LINES:
+        left_out = len(lines) - MOST_LINES + 1
+        lines = [*lines[: MOST_LINES - 1], f"{left_out} more notes: see {where}"]
+    return lines
+
+
+def few(labels: Sequence[str]) -> str:
+    """The first labels, and how many there are besides; in quotes where commas would mislead."""
+    shown = [f'"{label}"' if "," in label and len(labels) > 1 else label for label in labels[:_FEW]]
+    more = len(labels) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def identical(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """One sentence for variants whose results are the same to the last digit.
+
+    Args:
+        summaries: Label and summary of each variant.
+    """
+    alike: dict[str, list[str]] = {}
+    for label, summary in summaries:
+        alike.setdefault(json.dumps(summary, sort_keys=True, default=str), []).append(label)
+    return [
+        f"{few(labels)}: identical results; what these variants differ in has no effect here."
+        for labels in alike.values()
+        if len(labels) > 1
+    ]

@@ -1,0 +1,33 @@
+"""Notes of many variants stay few lines, and say whose they are."""
+
+from __future__ import annotations
+
+from experiments.notes import MOST_LINES, identical, lines_of
+
+
+def test_a_note_of_all_variants_is_said_once_and_others_with_their_labels() -> None:
+    notes = [("a", ["every", "own", "own"]), ("v1, big", ["every", "two"]), ("c", ["every", "two"])]
+
+    assert lines_of(notes, "there") == ["every", "a: own", '"v1, big", c: two']
+
+
+def test_dozens_of_notes_become_a_few_lines() -> None:
+    notes = [(f"rate={n}", ["every", f"{n} a second"]) for n in range(40)]
+
+    lines = lines_of(notes, "summary.json of each")
+
+    assert len(lines) == MOST_LINES
+    assert lines[:2] == ["every", "rate=0: 0 a second"]
+    assert lines[-1] == "30 more notes: see summary.json of each"
+
+
+def test_many_variants_with_the_same_note_are_counted() -> None:
+    notes = [("other", []), *((str(n), ["same"]) for n in range(5))]
+
+    assert lines_of(notes, "there") == ["0, 1, 2 and 2 more: same"]
+
+
+def test_variants_with_the_same_results_are_named() -> None:
+    told = identical([("a", {"x": 1.5}), ("b", {"x": 1.0}), ("c", {"x": 1.5})])
+
+    assert told == ["a, c: identical results; what these variants differ in has no effect here."]
