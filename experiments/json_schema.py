@@ -9,22 +9,29 @@ import inspect
 import itertools
 import typing
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from experiments import engines, listing
+from pydantic import TypeAdapter
+
+from experiments import engines, listing, options
 from experiments import schema as keys
 from experiments.schema import POOL_KEYS, Experiment
+from kernels_profile.host import HOSTS, HostOverhead
+from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.step_time import LinearStepTime
 
 Schema = dict[str, Any]
 
-_REGISTRY = {
-    "policy": "policies",
-    "order": "orders",
-    "router": "routers",
-    "decode_router": "routers",
-    "predictor": "predictors",
-}
+_REGISTRY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "policy": POLICIES,
+        "order": ORDERS,
+        "router": ROUTERS,
+        "decode_router": ROUTERS,
+        "predictor": PREDICTORS,
+    }
+)
 _PLUGINS_OF_USERS = r"^[\w.]+:\w+$"
 
 
@@ -104,43 +111,54 @@ def _engine_keys() -> Schema:
 
 def _choice(key: str, described: Mapping[str, Any]) -> Schema:
     """A name alone, or a name with the options that belong to it."""
-    entries = listing.entries(_REGISTRY[key])
-    names = [entry.name for entry in entries]
+    registry = _REGISTRY[key]
+    names = [*registry]
     own: Schema = {"type": "string", "pattern": _PLUGINS_OF_USERS}
     with_options = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": entry.name}, **_options(entry.options)},
-            "additionalProperties": False,
-            "description": entry.about,
-        }
-        for entry in entries
+        {**_of_class(cls, "name", name), "description": listing.first_line(cls)}
+        for name, cls in registry.items()
     ]
     users = {"type": "object", "properties": {"name": own}, "required": ["name"]}
     choices = [{"enum": names}, own, *with_options, users, {"type": "null"}]
     return {"anyOf": choices, "description": described.get("description", "")}
 
 
-def _options(options: Mapping[str, Any]) -> Schema:
-    return {name: {"default": _plain(value)} for name, value in options.items()}
+def _of_class(cls: Any, key: str | None = None, name: str = "") -> Schema:
+    """A mapping of the options of `cls`, with its own `name` under `key`."""
+    hints, said = typing.get_type_hints(cls), options.described(cls)
+    fields = options.fields(cls)
+    properties = {each.name: _option(each, hints[each.name], said) for each in fields}
+    chosen = {} if key is None else {key: {"const": name}}
+    return {"type": "object", "properties": chosen | properties, "additionalProperties": False}
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _option(field: dataclasses.Field[Any], hint: Any, said: Mapping[str, str]) -> Schema:
+    """Type, bounds, default and meaning of an option."""
+    schema: Schema = TypeAdapter(hint).json_schema()
+    for member in schema.get("anyOf", [schema]):
+        if member.get("type") in ("integer", "number"):
+            whole = member["type"] == "integer"
+            member["minimum"], member["maximum"] = options.bounds(field.metadata, whole=whole)
+    if field.default is not dataclasses.MISSING:
+        is_tuple = isinstance(field.default, tuple)
+        schema["default"] = list(field.default) if is_tuple else field.default
+    if field.name in said:
+        schema["description"] = said[field.name]
+    return schema
 
 
 def _step_time(described: Mapping[str, Any]) -> Schema:
-    hints = typing.get_type_hints(LinearStepTime)
-    terms = [field.name for field in dataclasses.fields(LinearStepTime) if field.name in hints]
-    linear: Schema = {"model": {"const": "linear"}, **{term: {"type": "number"} for term in terms}}
-    roofline: Schema = {"model": {"const": "roofline"}, "host": {}}
+    host = {"anyOf": [{"enum": [*HOSTS]}, _of_class(HostOverhead)]}
+    roofline = {
+        "type": "object",
+        "properties": {"model": {"const": "roofline"}, "host": host},
+        "additionalProperties": False,
+    }
     return {
         "anyOf": [
             {"enum": ["roofline"]},
-            *(
-                {"type": "object", "properties": properties, "additionalProperties": False}
-                for properties in (linear, roofline)
-            ),
+            _of_class(LinearStepTime, "model", "linear"),
+            roofline,
         ],
         "description": described.get("description", ""),
     }

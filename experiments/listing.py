@@ -40,10 +40,11 @@ def entries(kind: str) -> list[Entry]:
 
 
 def _of_classes(registry: Mapping[str, Any]) -> list[Entry]:
-    return [Entry(name, _first_line(cls), _options(cls)) for name, cls in registry.items()]
+    return [Entry(name, first_line(cls), _options(cls)) for name, cls in registry.items()]
 
 
-def _first_line(thing: Any) -> str:
+def first_line(thing: Any) -> str:
+    """What the docstring of a class or a function says first."""
     return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 

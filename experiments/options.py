@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Mapping
@@ -85,11 +86,12 @@ def _refuse_another(module: ModuleType, expected: Path, where: str) -> None:
 
 
 def names(cls: Any) -> list[str]:
-    """Names of the options of a class: its dataclass fields, none if it is no dataclass."""
-    return [field.name for field in _fields(cls)]
+    """Names of the options of a class."""
+    return [field.name for field in fields(cls)]
 
 
-def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
+def fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """The options of a class: its dataclass fields, none if it is no dataclass."""
     return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
 
 
@@ -113,7 +115,7 @@ def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
         if key not in known:
             raise ConfigError(f"{where}.{key}: {name} has no such option; {suggestion(key, known)}")
     hints = typing.get_type_hints(cls)
-    limits = {field.name: field.metadata for field in _fields(cls)}
+    limits = {field.name: field.metadata for field in fields(cls)}
     checked = {
         key: _bounded(_value(hints[key], value, f"{where}.{key}"), value, limits[key], where, key)
         for key, value in options.items()
@@ -128,7 +130,7 @@ def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _refuse_missing(cls: Any, given: Mapping[str, Any], name: str, where: str) -> None:
-    for field in _fields(cls):
+    for field in fields(cls):
         absent = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
@@ -136,11 +138,29 @@ def _refuse_missing(cls: Any, given: Mapping[str, Any], name: str, where: str) -
             raise ConfigError(f"{where}.{field.name}: is required by {name}")
 
 
+def bounds(limits: Mapping[str, Any], *, whole: bool) -> tuple[float, float]:
+    """Smallest and largest value of an option.
+
+    Args:
+        limits: Metadata of its field.
+        whole: It is a whole number.
+    """
+    return limits.get("minimum", 1 if whole else 0), limits.get("maximum", MOST)
+
+
+def described(cls: Any) -> dict[str, str]:
+    """What each option means, as the docstring of the class says below ``Args`` or Attributes."""
+    doc = inspect.getdoc(cls) or ""
+    below = re.split(r"^(?:Args|Attributes):\n", doc, maxsplit=1, flags=re.MULTILINE)[1:]
+    block = re.split(r"^\S", below[0], maxsplit=1, flags=re.MULTILINE)[0] if below else ""
+    found = re.findall(r"^    (\w+): (.*\n?(?:^     .*\n?)*)", block, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
 def _bounded(value: Any, given: Any, limits: Mapping[str, Any], where: str, key: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    least = limits.get("minimum", 1 if isinstance(value, int) else 0)
-    most = limits.get("maximum", MOST)
+    least, most = bounds(limits, whole=isinstance(value, int))
     if not value >= least:
         raise ConfigError(f"{where}.{key}: {shown(given)}: expected at least {least:g}")
     if value > most:

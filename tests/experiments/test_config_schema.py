@@ -12,7 +12,9 @@ import pytest
 from experiments import engines, listing, strict_yaml
 from experiments.config import shipped
 from experiments.json_schema import json_schema
+from experiments.options import described, names
 from experiments.schema import FILE_KEYS, Pool
+from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,39 @@ def references(value: Any) -> Iterator[str]:
             yield from references(item)
 
 
+KINDS: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": int | float,
+    "boolean": bool,
+    "null": type(None),
+}
+KEYWORDS = {
+    *("$schema", "$defs", "$ref", "title", "description", "default", "type", "enum", "const"),
+    *("anyOf", "oneOf", "properties", "required", "additionalProperties", "patternProperties"),
+    *("items", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum"),
+    *("exclusiveMaximum", "pattern"),
+}
+"""Those of draft 2020-12 that the schema uses; any other would be ignored by editors."""
+
+
+def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all inside it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key in ("$defs", "properties", "patternProperties"):
+        for each in schema.get(key, {}).values():
+            yield from subschemas(each)
+    for key in ("anyOf", "oneOf"):
+        for each in schema.get(key, []):
+            yield from subschemas(each)
+    for key in ("items", "additionalProperties"):
+        yield from subschemas(schema.get(key))
+
+
 def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
     """A small part of JSON Schema: enough to tell known keys and names from unknown ones."""
     if "$ref" in schema:
@@ -41,10 +76,15 @@ def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
         return value in schema.get("enum", [schema.get("const")])
     if "pattern" in schema:
         return isinstance(value, str) and re.search(schema["pattern"], value) is not None
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
-    kind = kinds.get(schema.get("type", ""))
-    if kind is not None and not isinstance(value, kind):
+    if "type" in schema and not isinstance(value, KINDS[schema["type"]]):
         return False
+    if isinstance(value, bool) and schema.get("type") in ("integer", "number"):
+        return False
+    if isinstance(value, int | float):
+        if value < schema.get("minimum", value) or value > schema.get("maximum", value):
+            return False
+        if value <= schema.get("exclusiveMinimum", value - 1):
+            return False
     if isinstance(value, dict) and "properties" in schema:
         patterns = schema.get("patternProperties", {})
         for key, item in value.items():
@@ -77,6 +117,52 @@ def test_it_has_every_key_of_a_file_and_a_description_of_each(schema: dict[str, 
                                                                               "policy")
     ]  # fmt: skip
     assert all(properties[key].get("$ref") or "default" in properties[key] for key in undescribed)
+
+
+def test_it_uses_keywords_of_json_schema_only(schema: dict[str, Any]) -> None:
+    assert {key for each in subschemas(schema) for key in each} <= KEYWORDS
+
+
+def test_options_have_their_types_bounds_and_meaning(schema: dict[str, Any]) -> None:
+    policy = schema["$defs"]["Pool"]["properties"]["policy"]
+    of_static = next(
+        each["properties"]
+        for each in policy["anyOf"]
+        if each.get("properties", {}).get("name") == {"const": "static"}
+    )
+
+    assert of_static["batch_size"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 10**9,
+        "default": 8,
+        "description": "Most requests of a batch.",
+    }
+    assert of_static["return_at"]["enum"] == ["token", "batch_end"]
+    registries = (POLICIES, ROUTERS, ORDERS, PREDICTORS)
+    for cls in (cls for registry in registries for cls in registry.values()):
+        assert described(cls).keys() >= set(names(cls)), cls
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"workload": {"preset": "azure-conv-2023", "arrivals": {"rate_per_s": 0}}},
+        {"policy": {"name": "sarathi", "budget_tokens": 0}},
+        {"policy": {"name": "sarathi", "budget_tokens": "many"}},
+        {"step_time": {"model": "linear", "base_s": -1}},
+        {"step_time": {"model": "roofline", "host": "vllm-99"}},
+        {"slo": {"ttft_s": 0}},
+        {"kv": {"gpu_memory_utilization": 1.2}},
+        {"replicas": 0},
+        {"seed": -1},
+    ],
+)
+def test_it_refuses_what_the_loader_refuses(schema: dict[str, Any], wrong: dict[str, Any]) -> None:
+    config = strict_yaml.read(shipped()["quickstart"])
+
+    assert accepts(schema, config, schema)
+    assert not accepts(schema, {**config, **wrong}, schema)
 
 
 def test_it_has_every_name_and_option(schema: dict[str, Any]) -> None:
