@@ -30,7 +30,7 @@ import numpy.typing as npt
 import yaml
 
 from experiments import strict_yaml
-from sim.errors import PhasewiseError
+from sim.errors import ConfigError, PhasewiseError
 from sim.records import CAUSES, STATES, STEP_CHUNK, STEP_COLUMNS, ReplicaInfo
 from sim.request import NEVER
 from sim.step_time import StepTimeOrigin
@@ -143,7 +143,7 @@ def replacing(folder: Path) -> Iterator[Path]:
     Raises:
         BundleError: `folder` holds something that is no bundle, or cannot be written.
     """
-    if folder.exists() and not is_bundle(folder):
+    if folder.exists() and not is_ours(folder):
         raise BundleError(f"{folder}: exists and is no bundle of results; give another --out")
     partial = partial_folder(folder)
     shutil.rmtree(partial, ignore_errors=True)
@@ -178,12 +178,20 @@ def _telling(path: Path) -> Iterator[None]:
         raise BundleError(f"{path}: cannot be written: {reason}") from None
 
 
-def write_index(folder: Path, variants: Sequence[str]) -> None:
-    """Say which folders belong to the last run: others may be left of an earlier config."""
+def write_index(
+    folder: Path, variants: Sequence[str], failed: Mapping[str, str] | None = None
+) -> None:
+    """Say which folders belong to the last run: others may be left of an earlier config.
+
+    Args:
+        folder: Of the run.
+        variants: Names of the folders of its variants, in order.
+        failed: Why those without results have none, by name.
+    """
     with _telling(folder):
         folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{INDEX}.partial"
-    _write_json(partial, {"variants": list(variants)})
+    _write_json(partial, {"variants": list(variants), "failed": dict(failed or {})})
     with _telling(folder):
         partial.replace(folder / INDEX)
 
@@ -206,6 +214,31 @@ def content_hash(folder: Path) -> str:
 def is_bundle(folder: Path) -> bool:
     """Whether a folder looks like a bundle, finished or not."""
     return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
+
+
+_FILES = frozenset(
+    {
+        "config.yaml",
+        "environment.json",
+        "wallclock.json",
+        "requests.parquet",
+        "itl.parquet",
+        "series.parquet",
+        "transfers.parquet",
+        STEPS,
+        "summary.json",
+    }
+)
+_REMAINS = 3
+"""Files of a bundle that are no coincidence: a folder of just a config is its owner's."""
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is a bundle, or what is left of one: then it may be replaced."""
+    if is_bundle(folder) or not folder.is_dir():
+        return folder.is_dir()
+    names = {path.name for path in folder.iterdir()}
+    return len(names) >= _REMAINS and names <= _FILES
 
 
 def write_files(bundle: Bundle, folder: Path) -> None:
@@ -371,8 +404,12 @@ def _write_groups(writer: pq.ParquetWriter, path: Path, table: pa.Table) -> None
 # --- reading
 
 
-def read(folder: Path) -> Bundle:
+def read(folder: Path, *, with_steps: bool = True) -> Bundle:
     """Read a bundle; without `steps.parquet` it is complete too.
+
+    Args:
+        folder: Of the bundle.
+        with_steps: Read ``steps.parquet`` where there is one; figures do not need it.
 
     Raises:
         BundleError: It is none, is not finished, or of a version that is not read.
@@ -386,14 +423,31 @@ def read(folder: Path) -> Bundle:
         "decode_replica": names,
     }
     steps = folder / STEPS
+    has_steps = with_steps and steps.is_file()
     return Bundle(
         **vars(head),
         requests=_read_table(folder / "requests.parquet", texts),
         itl=_read_gaps(folder / "itl.parquet"),
         series=_read_table(folder / "series.parquet", {"replica": names}),
         transfers=_read_table(folder / "transfers.parquet", {"source": names, "target": names}),
-        steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if steps.is_file() else None,
+        steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if has_steps else None,
     )
+
+
+def check_readable(folder: Path) -> None:
+    """Read all files of a bundle; of ``steps.parquet``, which may be large, only the last bytes.
+
+    Raises:
+        BundleError: One of them is missing or damaged.
+    """
+    read(folder, with_steps=False)
+    steps = folder / STEPS
+    if steps.is_file():
+        _check_footer(steps)
+
+
+_OF_SUMMARIES = ("requests", "reasons", "window", "gpus", "verdict", "slo", "overall", "classes")
+"""Keys without which no table can be made."""
 
 
 def read_head(folder: Path) -> Head:
@@ -415,7 +469,9 @@ def read_head(folder: Path) -> Head:
         del summary["label"]  # that of the config
         reasons, end_ns = list(facts["reasons"]), facts["end_ns"]
         replicas = [_replica(entry) for entry in facts["replicas"]]
-    except (KeyError, TypeError) as error:
+        for key in _OF_SUMMARIES:
+            summary[key]
+    except (AttributeError, KeyError, TypeError) as error:
         raise BundleError(
             f"{folder / 'summary.json'}: is no summary of this version ({error}); run it again"
         ) from None
@@ -441,15 +497,33 @@ def find(folder: Path) -> list[Path]:
         return [folder]
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such folder; expected results of `phasewise run`")
-    index = folder / INDEX
-    if index.is_file():
-        listed = [folder / str(name) for name in _read_json(index)["variants"]]
+    if (folder / INDEX).is_file():
+        names, failed = _read_index(folder)
+        listed = [folder / name for name in names if name not in failed]
     else:
         listed = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
     found = [path for path in listed if is_bundle(path)]
     if not found:
         raise BundleError(f"{folder}: holds no results of `phasewise run`")
     return found
+
+
+def left_out(folder: Path) -> dict[Path, str]:
+    """Why variants of the last run in a folder have no results there, by the bundle's folder."""
+    if is_bundle(folder) or not (folder / INDEX).is_file():
+        return {}
+    names, failed = _read_index(folder)
+    missing = {name: "no results" for name in names if not is_bundle(folder / name)}
+    return {folder / name: (missing | failed)[name] for name in names if name in missing | failed}
+
+
+def _read_index(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Variants of a run, and why some of them failed."""
+    values = _read_json(folder / INDEX)
+    names, failed = values.get("variants"), values.get("failed", {})
+    if not isinstance(names, list) or not isinstance(failed, dict):
+        raise BundleError(f"{folder / INDEX}: lists no variants; run it again")
+    return [str(name) for name in names], {str(name): str(why) for name, why in failed.items()}
 
 
 def _replica(entry: Mapping[str, Any]) -> ReplicaInfo:
@@ -461,12 +535,17 @@ def _read_json(path: Path) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise BundleError(f"{path}: cannot be read: holds no mapping")
     _check_version(values.pop("bundle_version", None), path)
     return values
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    config = strict_yaml.read(path)
+    try:
+        config = strict_yaml.read(path)
+    except ConfigError as error:  # it names the file alone
+        raise BundleError(f"{path.parent}/{error}") from None
     if not isinstance(config, dict) or "label" not in config:
         raise BundleError(f"{path}: is no resolved config")
     return config
@@ -515,6 +594,16 @@ def _checked_table(path: Path) -> pa.Table:
     return table
 
 
+def _check_footer(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
 def _codes(column: pa.Array, texts: Sequence[str], path: Path) -> npt.NDArray[np.int32]:
     """Positions in `texts`, -1 for null, whatever order the file's own dictionary has."""
     places = {text: position for position, text in enumerate(texts)}
@@ -528,6 +617,9 @@ def _codes(column: pa.Array, texts: Sequence[str], path: Path) -> npt.NDArray[np
 
 def _read_gaps(path: Path) -> dict[str, Gaps]:
     table = _checked_table(path)
+    for name in ("request_class", "gap_ns", "count"):
+        if name not in table.column_names:
+            raise BundleError(f"{path}: has no column {name}; run it again")
     gap_ns, count = (to_numbers(_column(table, name)) for name in ("gap_ns", "count"))
     classes = _column(table, "request_class")
     code = to_numbers(classes.indices)

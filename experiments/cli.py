@@ -130,7 +130,7 @@ def run(
         plan,
         out or Path("results") / slug(plan.name),
         processes=jobs or os.cpu_count() or 1,
-        formats=outcome.formats_of(figures),
+        formats=outcome.formats_of(figures, "--figures"),
         as_json=json,
     )
 
@@ -216,12 +216,12 @@ def plot(
     from experiments import bundle, outcome
 
     outcome.plot(
-        [bundle.read(folder) for folder in outcome.finished(folders)],
+        [bundle.read(folder, with_steps=False) for folder in outcome.finished(folders)],
         out or folders[0],
         style=style,
         width_mm=width_mm,
         x_scale=x,
-        formats=outcome.formats_of(formats),
+        formats=outcome.formats_of(formats, "--formats"),
         request_class=request_class,
     )
 

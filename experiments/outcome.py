@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from experiments import bundle, cluster, notes
 from experiments.bundle import Bundle, BundleError, Head
 from experiments.config import Plan
+from experiments.names import unknown
 from experiments.run import FailedRunError, InterruptedRunError, Job, jobs_of, run_jobs
 from experiments.schema import Pool
 from sim.errors import ConfigError
@@ -43,16 +44,33 @@ def run(
     _say_all(plan.notes)
     jobs = jobs_of(plan, out)
     bundle.write_index(out, [job.folder.name for job in jobs])
+    for job in jobs:
+        if job.damage:
+            _say(f"{job.experiment.label}: {job.damage}; simulated again")
     try:
         with Bars(_console(stderr=True)) as bars:
             for job in jobs:
                 bars(job)
             run_jobs(jobs, plan, processes, bars)
     except InterruptedRunError:
+        _index(out, jobs)
         _show_finished(plan, jobs, out, formats=(), as_json=as_json)
         raise
+    _index(out, jobs)
     _show_finished(plan, jobs, out, formats, as_json)
     _raise_failures([job for job in jobs if job.state == "failed"], len(jobs))
+
+
+def _index(out: Path, jobs: Sequence[Job]) -> None:
+    """Keep which variants have no results, or none of this config, and why."""
+    words = {"failed": "failed", "stopped": "stopped before its end"}
+    failed = {
+        job.folder.name: ": ".join(filter(None, (words[job.state], job.error)))
+        for job in jobs
+        if job.state in words
+    }
+    if failed:
+        bundle.write_index(out, [job.folder.name for job in jobs], failed)
 
 
 def _raise_failures(failed: Sequence[Job], ran: int) -> None:
@@ -83,7 +101,7 @@ def _show_finished(
         _print_notes(heads)
         _print(f"results: {out}")
     if formats:
-        plot([bundle.read(folder) for folder in done], out, formats=formats)
+        plot([bundle.read(each, with_steps=False) for each in done], out, formats=formats)
 
 
 def _print_notes(bundles: Sequence[Head]) -> None:
@@ -142,6 +160,9 @@ def finished(folders: Sequence[Path]) -> list[Path]:
     Raises:
         BundleError: There are none.
     """
+    for folder in folders:
+        for path, why in bundle.left_out(folder).items():
+            _say(f"{path}: {why}; left out")
     found = [path for folder in folders for path in bundle.find(folder)]
     done = [path for path in found if bundle.is_finished(path)]
     for path in found:
@@ -178,10 +199,25 @@ def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **opti
         _say(note)
 
 
-def formats_of(text: str) -> tuple[str, ...]:
-    """``html,svg`` as a tuple; ``none`` is empty."""
+def formats_of(text: str, option: str) -> tuple[str, ...]:
+    """``html,svg`` as a tuple; ``none`` is empty.
+
+    Raises:
+        ConfigError: No such format, or ``none`` with others: before anything is simulated.
+    """
+    from experiments.figures import FORMATS
+
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
-    return () if words == ["none"] else tuple(words)
+    if words == ["none"]:
+        return ()
+    if "none" in words:
+        raise ConfigError(f"{option} {text}: none stands alone")
+    for word in words:
+        if word not in FORMATS:
+            raise ConfigError(f"{option} {text}: {unknown('format', word, (*FORMATS, 'none'))}")
+    if not words:
+        raise ConfigError(f"{option}: expected some of {', '.join(FORMATS)}, or none")
+    return tuple(words)
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str] | None:

@@ -33,6 +33,7 @@ class Job:
         total: Requests in all, 0 while unknown.
         error: One line if it failed.
         bad_input: It failed for what it was given, not for how it ran.
+        damage: Why results of the same content are there and cannot be read.
     """
 
     experiment: Experiment
@@ -45,6 +46,7 @@ class Job:
     total: int = 0
     error: str = ""
     bad_input: bool = False
+    damage: str = ""
 
 
 class InterruptedRunError(PhasewiseError):
@@ -59,16 +61,31 @@ OnChange = Callable[[Job], None]
 
 
 def jobs_of(plan: Plan, out: Path) -> list[Job]:
-    """One job for each variant; those whose results are there and still valid are `reused`."""
+    """One job for each variant; those whose results are there and still valid are `reused`.
+
+    Results that cannot be read are made again: `Job.damage` says why.
+    """
     jobs = []
     prints = fingerprints(plan.variants, plan.folder)
     names = folders_of([experiment.label for experiment in plan.variants])
     for position, (experiment, its) in enumerate(zip(plan.variants, prints, strict=True)):
         job = Job(experiment, position, out / names[position], its)
-        if _valid(job):
+        job.damage = _damage(job)
+        if not job.damage and _valid(job):
             job.state = "reused"
         jobs.append(job)
     return jobs
+
+
+def _damage(job: Job) -> str:
+    if not bundle.is_ours(job.folder):
+        return ""
+    try:
+        if bundle.content_hash(job.folder) == job.prints.content:
+            bundle.check_readable(job.folder)
+    except PhasewiseError as error:
+        return str(error).removesuffix("; run it again")
+    return ""
 
 
 def _valid(job: Job) -> bool:

@@ -84,6 +84,22 @@ def test_a_resolved_config_of_a_bundle_runs_again(results: Path, tmp_path: Path)
     assert json.loads(result.stdout)["budget_tokens=128"]["overall"] == first["overall"]
 
 
+@pytest.mark.parametrize(
+    ("formats", "line"),
+    [
+        ("gif", "phasewise: --figures gif: no format 'gif'; try "),
+        ("none,html", "phasewise: --figures none,html: none stands alone"),
+        (",", "phasewise: --figures: expected some of html, svg, pdf, png, or none"),
+    ],
+)
+def test_formats_are_refused_before_anything_runs(config: Path, formats: str, line: str) -> None:
+    result = phasewise("run", str(config), "--figures", formats)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(line.removesuffix("try "))
+    assert not Path("results").exists()
+
+
 def test_check_says_what_would_run_and_runs_nothing(config: Path) -> None:
     result = phasewise("check", str(config), "--set", "replicas=3")
 
