@@ -110,6 +110,9 @@ def _check_arrivals(workload: Workload, where: Where) -> None:
         if process == needing and getattr(arrivals, needed) is None:
             place = where("workload", "arrivals", needed)
             raise ConfigError(f"{place}: is required by process {needing}")
+    if arrivals.rate_per_s is not None and arrivals.speedup != 1:
+        place = where("workload", "arrivals", "speedup")
+        raise ConfigError(f"{place}: changes the rate that rate_per_s gives; give one of them")
     window = arrivals.window_s
     if window is not None and not round(window[0] * 1e9) < round(window[1] * 1e9):
         place = where("workload", "arrivals", "window_s")

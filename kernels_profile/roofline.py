@@ -149,16 +149,25 @@ class RooflineStepTime:
                 origin += f" (median of other devices for {', '.join(borrowed)})"
         else:
             origin = f"data sheet only: {name} with median efficiencies of the measured devices"
+        if self.precision == "fp8" and not self.device.fp8_flops:
+            origin += f"; {name} has no fp8 units: fp8 weights save bytes only, computed in bf16"
         host = self.host
         origin += f"; host {host.step_us:g} us a step + {host.request_us:g} us a request"
         return StepTimeOrigin("roofline", f"{origin}: {host.source}", self._error())
 
     def _error(self) -> str:
         parts = (
-            f"{operator.replace('_', ' ')} {fitted.error:.0%}"
+            f"{operator.replace('_', ' ')} {fitted.error:.0%}{self._borrowed(operator)}"
             for operator, fitted in self._fitted.items()
         )
         return f"median error of kernels: {', '.join(parts)}; whole steps are not validated"
+
+    def _borrowed(self, operator: str) -> str:
+        """Which format's kernels the error is of, where it is not the one of the weights."""
+        own = {"fp16": "bf16"}.get(self.precision, self.precision)
+        if operator != "gemm" or own == self._gemm_key():
+            return ""
+        return f" (of {self._gemm_key()} kernels: those of {own} were not measured)"
 
     def _before_decodes(self, work: StepWork) -> float:
         """Everything but the attention of decodes that run without prefills, ns."""

@@ -153,9 +153,17 @@ def _recorded(
     if spread_ticks:
         times = _spread(trace, times, generator(seed, "arrivals"), notes)
     if speedup != 1:
-        notes.append(f"Recorded times were divided by {speedup:g}.")
         times = divide_half_even(times, Fraction(str(speedup)))
+        notes.append(f"Recorded times were divided by {speedup:g}{_rate_of(times)}.")
     return times
+
+
+def _rate_of(times: Ints) -> str:
+    """What a note says of the rate of `times` (n,) ns; nothing where they span no time."""
+    duration_ns = int(times[-1] - times[0]) if len(times) else 0
+    return (
+        f", which gives {(len(times) - 1) * 1e9 / duration_ns:.4g} a second" if duration_ns else ""
+    )
 
 
 def _spread(trace: Trace, times: Ints, rng: np.random.Generator, notes: list[str]) -> Ints:

@@ -215,6 +215,14 @@ MISUSES = [
         BASE.replace("max_tokens: 64", "arrivals: {window_s: [5, 2]}"),
         "c.yaml: workload.arrivals.window_s: [5.0, 2.0]: expected [from, to] with 0 <= from < to",
     ),
+    (
+        BASE.replace(
+            "trace: t.csv",
+            "preset: azure-conv-2023, requests: 5, arrivals: {rate_per_s: 2, speedup: 3}",
+        ),
+        "c.yaml: workload.arrivals.speedup: changes the rate that rate_per_s gives; "
+        "give one of them",
+    ),
     # hardware
     (
         BASE.replace("llama-3.1-8b", "llama-3.1-9b"),

@@ -230,6 +230,19 @@ def test_lower_precision_is_quicker_where_weights_are_read():
     assert times[0] > 1.5 * times[1]
 
 
+def test_formats_that_were_not_measured_are_said():
+    fp8 = roofline("llama-3.1-8b", "a100", precision="fp8").describe()
+    assert "has no fp8 units: fp8 weights save bytes only, computed in bf16" in fp8.origin
+    assert "(of bf16 kernels: those of fp8 were not measured)" in fp8.error
+    int4 = roofline("llama-3.1-8b", "h100", precision="int4").describe()
+    assert "(of bf16 kernels: those of int4 were not measured)" in int4.error
+    int8 = roofline("llama-3.1-8b", "h100", precision="int8").describe()
+    assert "(of fp8 kernels: those of int8 were not measured)" in int8.error
+    for precision in ("bf16", "fp16", "fp8"):
+        told = roofline("llama-3.1-8b", "h100", precision=precision).describe()
+        assert "kernels: those of" not in told.error
+
+
 def test_int4_saves_no_compute():
     work = StepWork([(8192, 0)])
     bf16, int4 = (
