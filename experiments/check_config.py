@@ -47,6 +47,7 @@ def check(experiment: Experiment, where: Where, folder: Path) -> None:
     if experiment.decode_router is not None and experiment.pools.decode is None:
         raise ConfigError(f"{where('decode_router')}: there is no decode pool; try router")
     cluster.build(experiment, folder, where)
+    _check_transfers(experiment, where)
     _check_predictor(experiment, where)
 
 
@@ -117,6 +118,17 @@ def _check_arrivals(workload: Workload, where: Where) -> None:
     if window is not None and not round(window[0] * 1e9) < round(window[1] * 1e9):
         place = where("workload", "arrivals", "window_s")
         raise ConfigError(f"{place}: {shown(window)}: expected [from, to] with 0 <= from < to")
+
+
+def _check_transfers(experiment: Experiment, where: Where) -> None:
+    prefill, decode = experiment.pools.prefill, experiment.pools.decode
+    if prefill is None or decode is None or prefill.precision.kv == decode.precision.kv:
+        return
+    place = where("pools", "decode", "precision", "kv")
+    raise ConfigError(
+        f"{place}: {decode.precision.kv}: the prefill pool keeps its KV in {prefill.precision.kv}, "
+        "and transfers do not convert; give both the same"
+    )
 
 
 def _check_predictor(experiment: Experiment, where: Where) -> None:

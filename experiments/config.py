@@ -21,6 +21,7 @@ from experiments import cluster, engines, layers, strict_yaml
 from experiments.check_config import check
 from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
+from experiments.parts import NEED_PREDICTOR
 from experiments.schema import FILE_KEYS, LONGEST_LABEL, SCHEMA_VERSION, Experiment
 from policies import POLICIES
 from sim.errors import ConfigError
@@ -206,8 +207,24 @@ def _plan(
         if label is not None:
             _refuse_label_of_all([stack[0], *last])
         experiments.append(_resolve(label, stack, folder))
+    notes = [*notes, *_unused_predictor(experiments, source)]
     first = experiments[0]
     return Plan(first.name, first.about, source, folder, tuple(experiments), tuple(notes))
+
+
+def _unused_predictor(experiments: Sequence[Experiment], source: str) -> list[str]:
+    """A note if there is a predictor, and nothing that asks for its guesses."""
+    guessing = [each for each in experiments if each.predictor is not None]
+    named = [
+        str(part["name"])
+        for each in guessing
+        for pool in cluster.pools_of(each).values()
+        for part in (pool.order, pool.policy, each.router, each.decode_router or each.router)
+    ]
+    if not guessing or any(name in NEED_PREDICTOR or ":" in name for name in named):
+        return []
+    orders = " and ".join(NEED_PREDICTOR)
+    return [f"{source}: predictor: is not used: no variant has an order that asks it ({orders})"]
 
 
 def _check_version(raw: Mapping[str, Any], source: str) -> None:
@@ -368,6 +385,7 @@ def _resolve(
         full = layers.write_out(layers.unfold(layer, f"{where}: "), f"{where}: ")
         written.append((full, where))
         merged = layers.lay_over(merged, full)
+    _refuse_idle_replicas(written)
     said = _Said(written)
     resolved = layers.with_pools(layers.without_nulls(merged), f"{said.source}: ")
     resolved, notes = _settled(resolved, said)
@@ -384,6 +402,23 @@ def _resolve(
     experiment = cluster.with_model_limits(experiment, folder, said.where)
     check(experiment, said.where, folder)
     return experiment
+
+
+def _refuse_idle_replicas(written: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+    """Replicas said beside or above two pools, which say their own; those below are overridden."""
+    split = False
+    for layer, where in written:
+        if "pools" in layer:
+            pools = layer["pools"]
+            if not isinstance(pools, Mapping) or pools.get("colocated") is not None:
+                split = False
+            elif "prefill" in pools or "decode" in pools:
+                split = True
+        if split and layer.get("replicas") is not None:
+            raise ConfigError(
+                f"{where}: replicas: {shown(layer['replicas'])}: there are two pools, and each "
+                "says its own; give pools.prefill.replicas and pools.decode.replicas"
+            )
 
 
 def _default_label(resolved: Mapping[str, Any]) -> str:

@@ -178,7 +178,8 @@ def with_pools(config: Layer, where: str) -> Layer:
         return {**rest, "pools": {"colocated": common}}
     if not isinstance(pools, dict):
         return rest
-    inherited = {key: value for key, value in common.items() if key != "replicas"}
+    own = () if "colocated" in pools else ("replicas",)
+    inherited = {key: value for key, value in common.items() if key not in own}
     full = {
         role: lay_over(inherited, pool) if _is_pool(role, pool) else pool
         for role, pool in pools.items()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.schema import Experiment
+from experiments.schema import Experiment, Pool
 from experiments.schema import Workload as WorkloadConfig
 from sim.errors import ConfigError
 from sim.request import NEVER, Trace
+from sim.slo import NO_CLASS
 
 if TYPE_CHECKING:
     from traces.workload import ArrivalSource
@@ -66,7 +68,40 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
         raise ConfigError(f"workload: {settled.source}: no request is left to run")
     settled = _with_deadlines(settled, experiment)
     source = make_source(settled, config.arrivals.concurrency)
-    return Workload(settled, source, (*settled.notes, *notes))
+    idle = _without_effect(settled, experiment)
+    return Workload(settled, source, (*settled.notes, *notes, *idle))
+
+
+def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
+    """Keys of the config that say nothing about these requests, one sentence each."""
+    given = [None] if trace.request_class is None else trace.request_class.tolist()
+    classes = sorted({name or NO_CLASS for name in given})
+    there = "there are no classes" if classes == [NO_CLASS] else f"the classes are {_few(classes)}"
+    notes = [
+        f"slo.classes.{name}: no request is of this class; {there}."
+        for name in experiment.slo.classes
+        if name not in classes
+    ]
+    orders = {pool.order["name"] for pool in _pools(experiment)}
+    if "priority" in orders and (trace.priority is None or len(set(trace.priority.tolist())) < 2):
+        notes.append(
+            "order priority: all requests have the same, so it is first come, first served."
+        )
+    if "edf" in orders and (trace.deadline_ns is None or (trace.deadline_ns == NEVER).all()):
+        notes.append(
+            "order edf: no request has a deadline, of the trace or as slo.ttft_s, so it is first "
+            "come, first served."
+        )
+    return notes
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 5 else f"{', '.join(names[:5])} and others"
+
+
+def _pools(experiment: Experiment) -> list[Pool]:
+    pools = experiment.pools
+    return [pool for pool in (pools.colocated, pools.prefill, pools.decode) if pool is not None]
 
 
 def _arriving(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
@@ -120,9 +155,7 @@ def _of_preset(config: WorkloadConfig, seed: int) -> Trace:
 
 def _with_deadlines(trace: Trace, experiment: Experiment) -> Trace:
     """Under `edf`, requests without a deadline get the TTFT target of their class (rule 57)."""
-    pools = experiment.pools
-    present = [pool for pool in (pools.colocated, pools.prefill, pools.decode) if pool is not None]
-    if all(pool.order["name"] != "edf" for pool in present):
+    if all(pool.order["name"] != "edf" for pool in _pools(experiment)):
         return trace
     slo = experiment.slo
     general = slo.ttft_s

@@ -71,7 +71,8 @@ def test_top_level_keys_are_defaults_of_both_pools_but_for_replicas(base: dict[s
         "decode": {"replicas": 3},
         "transfer": TRANSFER,
     }
-    resolved = only({**base, "replicas": 7, "tensor_parallel": 2, "pools": pools}).pools
+    variant = {"label": "two", "tensor_parallel": 2, "pools": pools}
+    resolved = only({**base, "replicas": 7, "compare": [variant]}).pools
 
     assert resolved.prefill is not None
     assert resolved.decode is not None

@@ -15,6 +15,12 @@ model: llama-3.1-8b
 policy: sarathi
 step_time: {model: linear, base_s: 0.01}
 """
+POOLS = """
+pools:
+  prefill: {replicas: 1}
+  decode: {replicas: 1}
+  transfer: {bandwidth_bytes_per_s: 5e10}
+"""
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,20,8\n"
 
 
@@ -276,6 +282,21 @@ MISUSES = [
     (
         BASE + "order: sjf",
         "c.yaml: predictor: is required by order sjf; choose one of bucket, noisy, oracle",
+    ),
+    (
+        BASE + POOLS + "replicas: 2",
+        "c.yaml: replicas: 2: there are two pools, and each says its own; give "
+        "pools.prefill.replicas and pools.decode.replicas",
+    ),
+    (
+        BASE + POOLS + "compare: [{label: a, replicas: 3}]",
+        "c.yaml: variant a: replicas: 3: there are two pools, and each says its own; give "
+        "pools.prefill.replicas and pools.decode.replicas",
+    ),
+    (
+        BASE + POOLS + "pools.decode.precision: {kv: fp8}",
+        "c.yaml: pools.decode.precision.kv: fp8: the prefill pool keeps its KV in bf16, and "
+        "transfers do not convert; give both the same",
     ),
     # variants
     (
