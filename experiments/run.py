@@ -167,6 +167,8 @@ def one_line(error: Exception) -> str:
     """What failed; a bug, ours or of a user's policy, is shown in full as well."""
     if isinstance(error, PhasewiseError):
         return str(error)
+    if isinstance(error, OSError) and error.filename:  # a full disk, a file that went away
+        return f"{error.filename}: {error.strerror}"
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch, repeat_chunk
 from sim.errors import ConfigError
@@ -34,7 +34,7 @@ class TokenBudget(Policy):
 
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
-    long_prefill_token_threshold: int | None = None
+    long_prefill_token_threshold: int | None = field(default=None, metadata={"minimum": 0})
     reserve_full_prompt: bool = False
     watermark: float = 0.0
 

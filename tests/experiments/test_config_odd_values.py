@@ -125,6 +125,12 @@ def test_any_value_of_any_key_is_one_line_or_a_plan(
     one_line_or_plan(key, beside, value)
 
 
+def test_the_engines_own_word_for_no_limit_is_read() -> None:
+    options = {"name": "vllm-v1", "long_prefill_token_threshold": 0}
+
+    assert load({**BASE, "policy": options}).variants
+
+
 @pytest.mark.parametrize("text", ["a: \0b", "a: \x07", "\ufffe", "0x" + "f" * 9000, "9" * 9000])
 def test_odd_text_of_a_file_is_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.yaml"
