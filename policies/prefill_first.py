@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
@@ -91,18 +90,10 @@ class PrefillFirst(Policy):
     def _decodes(self, state: ReplicaState, batch: ScheduledBatch) -> None:
         batch.repeat, batch.spare_blocks = UNTIL_CHANGE, 1
         if not state.decode_all(batch, spare_blocks=1):
-            self._make_room(state)
+            state.make_room_for_decodes(spare_blocks=1)
             state.decode_all(batch)
         for request in state.prefilling:  # the last prompt token, recomputed after a transfer
             batch.tokens[request] = request.remaining_tokens
-
-    def _make_room(self, state: ReplicaState) -> None:
-        """Let each decode in turn find one free block, preempting from the tail."""
-        later = deque(state.running)
-        while later:
-            request = later.popleft()
-            if request.decoding:
-                state.make_room(request, later, spare_blocks=1)
 
     def _budget(self, max_model_len: int | None) -> int:
         return self.max_num_batched_tokens or max(2048, max_model_len or 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch, repeat_chunk
@@ -40,7 +39,7 @@ class Sarathi(Policy):
         """Decodes, then chunks of prefills under way, then new requests, within the budget."""
         batch = ScheduledBatch(UNTIL_CHANGE, 1)
         if not state.decode_all(batch, spare_blocks=1):
-            self._make_room(state)
+            state.make_room_for_decodes(spare_blocks=1)
             state.decode_all(batch)
         left = max(0, self.budget_tokens - state.group.size)
         for request in state.prefilling:
@@ -54,14 +53,6 @@ class Sarathi(Policy):
             left = self._admit(state, batch, left)
         repeat_chunk(batch, left)
         return batch
-
-    def _make_room(self, state: ReplicaState) -> None:
-        """Let each decode in turn find one free block; half-prefilled ones met are passed over."""
-        later = deque(state.running)
-        while later:
-            request = later.popleft()
-            if request.decoding:
-                state.make_room(request, later, spare_blocks=1)
 
     def _admit(self, state: ReplicaState, batch: ScheduledBatch, left: int) -> int:
         """Admit waiting requests in order; returns the budget left."""

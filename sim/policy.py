@@ -161,6 +161,20 @@ class ReplicaState:
                 return False
         return self.kv.allocate(request, total)
 
+    def make_room_for_decodes(self, spare_blocks: int = 0) -> None:
+        """Preempt from the tail of running until each decode, in turn, has its next block.
+
+        Half-prefilled requests that the walk meets are passed over and are no victims any more.
+
+        Args:
+            spare_blocks: Blocks that each decode must find free, needed or not (vLLM's check: 1).
+        """
+        later = deque(self.running)
+        while later:
+            request = later.popleft()
+            if request.decoding:
+                self.make_room(request, later, spare_blocks=spare_blocks)
+
     def decode_all(self, batch: ScheduledBatch, spare_blocks: int = 0) -> bool:
         """Let every decoding request compute one token, if their blocks are there.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import accumulate, chain, pairwise
@@ -34,7 +35,7 @@ _NAIVE_STAMP = _STAMP + "$"
 _ZONED_STAMP = _STAMP + r"(Z|[+-]\d\d(:?\d\d)?)$"
 
 
-class Rows:
+class Rows(ABC):
     """Columns of a file by the names that stand there.
 
     Attributes:
@@ -51,13 +52,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.lines)
 
+    @abstractmethod
     def raw(self, name: str, positions: Iterable[int]) -> list[Any]:
         """What stands in `name` at `positions`, as it is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def strings(self, name: str) -> pa.Array:
         """(n,) the column as text; null where a value is not text."""
-        raise NotImplementedError
 
     def counts(self, name: str, blank: int | None = None) -> Ints:
         """(n,) int64, numbers of tokens.
