@@ -139,7 +139,8 @@ def check(plan: Plan, *, as_json: bool = False) -> None:
         return
     _print(f"{plan.source}: {len(rows)} variant{'s' if len(rows) > 1 else ''}")
     for row in rows:
-        size = f"{row['requests']:,} requests, {row['gpus']} GPUs"
+        gpus = f"{row['gpus']} GPU" + "s" * (row["gpus"] != 1)
+        size = f"{row['requests']:,} requests, {gpus}"
         _print(f"  {row['label']}: {size}; {'; '.join(row['pools'])}")
     of_variants = [(row["label"], row["notes"]) for row in rows]
     for line in [*plan.notes, *notes.lines_of(of_variants, "phasewise check --json")]:
