@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
@@ -49,19 +50,50 @@ def run_apart(waiting: Sequence[Job], folder: Path, processes: int, on_change: O
     rest = iter(waiting)
     running: dict[Connection, tuple[BaseProcess, Job]] = {}
     try:
-        _start(context, rest, running, processes, folder, on_change)
-        while running:
-            for connection in wait(list(running)):
-                assert isinstance(connection, Connection)
-                process, job = running[connection]
-                if not _listen(connection, process, job, on_change):
-                    del running[connection]
-                    _start(context, rest, running, processes, folder, on_change)
+        with _remembered_interrupt() as check:
+            _start(context, rest, running, processes, folder, on_change)
+            while running:
+                for connection in wait(list(running), timeout=1.0):
+                    assert isinstance(connection, Connection)
+                    process, job = running[connection]
+                    if not _listen(connection, process, job, on_change):
+                        del running[connection]
+                        _start(context, rest, running, processes, folder, on_change)
+                check()
     finally:
         for process, _ in running.values():
             process.terminate()
         for process, _ in running.values():
             process.join()
+
+
+@contextmanager
+def _remembered_interrupt() -> Iterator[Callable[[], None]]:
+    """Ctrl-C counts even where Python drops its exception, as it does inside a finalizer.
+
+    Yields a check that raises KeyboardInterrupt if Ctrl-C was pressed before.
+    """
+    pressed = False
+
+    def press(_: int, __: object) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    usual = signal.default_int_handler
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not usual:
+        yield check  # only the main thread gets signals; who handles or ignores them goes on so
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _start_server() -> None:

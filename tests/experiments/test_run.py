@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from experiments import bundle, hashes
 from experiments.config import Plan, load
 from experiments.run import InterruptedRunError, Job, jobs_of, run_jobs
 from experiments.variant import run_variant
+from experiments.workers import _remembered_interrupt
 from sim.errors import ConfigError
 
 LINEAR = {"model": "linear", "base_s": 0.005, "prefill_token_s": 3e-5, "context_token_s": 2e-8}
@@ -412,6 +414,17 @@ def test_ctrl_c_ends_the_command_and_its_workers(tmp_path: Path, repository: Pat
     assert "Traceback" not in stderr
     assert "quick" in stdout
     assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["quick", "variants.json"]
+
+
+def test_an_interrupt_that_python_drops_still_counts() -> None:
+    with _remembered_interrupt() as check:
+        check()  # nothing was pressed
+        with suppress(KeyboardInterrupt):  # as a finalizer does
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_requests_with_block_ids_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
