@@ -21,7 +21,6 @@ class Cause(IntEnum):
     BATCH_RUNNING = 4
     BATCH_FORMING = 5
     PREEMPTED = 6
-    PREFILL_STEP = 7
 
 
 UNTIL_CHANGE: Final = 1 << 60

@@ -109,13 +109,6 @@ class DecodeGroup:
         stored = request.computed_then + self.clock - request.since + (1 if self.taken else 0)
         return max(request.held_blocks, -(-stored // self.block_tokens))
 
-    def needs_block(self, request: Request) -> bool:
-        """Whether this member needs one more block in the next tick."""
-        if request.grows == _COUNTED:
-            return (request.computed_then - request.since + self.clock) % self.block_tokens == 0
-        computed = request.computed_then + self.clock - request.since
-        return computed >= request.held_blocks * self.block_tokens
-
     # --- the next ticks
 
     @property
