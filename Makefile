@@ -12,13 +12,14 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 SUB := $(MAKE) --no-print-directory --silent
 
-.PHONY: help demo test slow conformance bench lint clean
+.PHONY: help demo test slow kernels conformance bench lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo          compare six ways of serving on a synthetic trace; writes results/quickstart"
 	@echo "make test          run the quick tests"
 	@echo "make slow          run the slow tests (packaging, long random runs)"
+	@echo "make kernels       check the Triton kernels without a GPU (installs torch and triton)"
 	@echo "make conformance   compare with the reference on N=2000 random workloads"
 	@echo "make bench         measure requests and iterations per second"
 	@echo "make lint          ruff, its formatter and mypy"
@@ -38,6 +39,11 @@ slow:
 	@echo "make slow: installs the development tools into .venv if need be, then runs the slow tests"
 	@$(SUB) .venv/.installed-dev
 	@$(PYTEST) --dist loadfile -m "slow and not gpu" $(TESTFLAGS)
+
+kernels:
+	@echo "make kernels: installs torch and triton into .venv if need be, then checks the kernels on the CPU"
+	@$(SUB) .venv/.installed-kernels
+	@$(PYTEST) --dist load -m "kernels and not gpu" $(TESTFLAGS)
 
 conformance:
 	@echo "make conformance: compares with the reference simulator on $(N) random workloads"
@@ -77,3 +83,8 @@ clean:
 	@echo "installing phasewise, its dependencies and the development tools (a few minutes the first time)"
 	@$(PIP) --editable ".[dev]"
 	@touch $@ .venv/.installed
+
+.venv/.installed-kernels: pyproject.toml constraints.txt | .venv/.created
+	@echo "installing phasewise, the development tools, torch and triton (large: see the README for a CPU build)"
+	@$(PIP) --editable ".[dev,kernels]"
+	@touch $@ .venv/.installed .venv/.installed-dev

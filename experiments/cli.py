@@ -6,19 +6,15 @@ on stderr. Everything heavy is imported inside the commands, so that ``phasewise
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from experiments.guard import FAILED, guarded
+from experiments.profile_cli import profile_app
 from experiments.version import __version__
-from sim.errors import PhasewiseError, ProfileError, StuckError
-
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +27,7 @@ trace_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Look at, make and fetch request traces."
 )
 app.add_typer(trace_app, name="trace")
+app.add_typer(profile_app, name="profile")
 
 Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
 Settings = Annotated[
@@ -47,39 +44,6 @@ RequestClass = Annotated[
 def main() -> None:
     """Run the command line."""
     app(prog_name="phasewise")
-
-
-def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """End with one line on stderr and an exit code instead of a traceback."""
-
-    @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        try:
-            function(*args, **kwargs)
-        except PhasewiseError as error:
-            typer.echo(f"phasewise: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(_exit_code(error)) from None
-        except KeyboardInterrupt:
-            typer.echo("phasewise: interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # Whoever read our output has left, as `head` does; Python must not flush to it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
-        except OSError as error:
-            where = "" if error.filename is None else f"{error.filename}: "
-            typer.echo(f"phasewise: {where}{error.strerror or error}", err=True)
-            raise typer.Exit(FAILED) from None
-
-    return guarded
-
-
-def _exit_code(error: PhasewiseError) -> int:
-    from experiments.run import FailedRunError, InterruptedRunError
-
-    if isinstance(error, InterruptedRunError):
-        return INTERRUPTED
-    return FAILED if isinstance(error, FailedRunError | StuckError | ProfileError) else BAD_INPUT
 
 
 def _show_version(wanted: bool) -> None:
@@ -102,7 +66,7 @@ def _root(
 
 
 @app.command()
-@_command
+@guarded
 def run(
     config: Config,
     settings: Settings = None,
@@ -136,7 +100,7 @@ def run(
 
 
 @app.command(name="check")
-@_command
+@guarded
 def check_config(config: Config, settings: Settings = None, json: AsJson = False) -> None:
     """Validate a config and print what would run."""
     from experiments import outcome
@@ -146,7 +110,7 @@ def check_config(config: Config, settings: Settings = None, json: AsJson = False
 
 
 @app.command()
-@_command
+@guarded
 def schema() -> None:
     """Print the JSON Schema of a config, for editors."""
     import json
@@ -157,7 +121,7 @@ def schema() -> None:
 
 
 @app.command(name="check-policy")
-@_command
+@guarded
 def check_policy(
     name: Annotated[str, typer.Argument(help="A shipped policy or router, or module:Class.")],
     workloads: Annotated[int, typer.Option(min=1, help="Random workloads to check on.")] = 200,
@@ -182,7 +146,7 @@ def check_policy(
 
 
 @app.command()
-@_command
+@guarded
 def table(
     folders: Folders,
     format: Annotated[
@@ -198,7 +162,7 @@ def table(
 
 
 @app.command()
-@_command
+@guarded
 def plot(
     folders: Folders,
     out: Annotated[
@@ -230,7 +194,7 @@ def plot(
 
 
 @app.command(name="list")
-@_command
+@guarded
 def list_names(
     kind: Annotated[
         str,
@@ -248,7 +212,7 @@ def list_names(
 
 
 @app.command()
-@_command
+@guarded
 def metrics(json: AsJson = False) -> None:
     """Print how each metric is defined."""
     from experiments import outcome
@@ -260,7 +224,7 @@ def metrics(json: AsJson = False) -> None:
 
 
 @trace_app.command()
-@_command
+@guarded
 def info(
     file: Annotated[Path, typer.Argument(help="A trace file, plain or gzip.")],
     format: Annotated[
@@ -279,7 +243,7 @@ def info(
 
 
 @trace_app.command()
-@_command
+@guarded
 def synth(
     preset: Annotated[str, typer.Argument(help="Name of a preset.")],
     requests: Annotated[int, typer.Option("-n", "--requests", min=1, help="Requests to make.")],
@@ -307,7 +271,7 @@ def synth(
 
 
 @trace_app.command()
-@_command
+@guarded
 def fetch(
     name: Annotated[str, typer.Argument(help="Name of a public trace (`phasewise list traces`).")],
     out: Annotated[Path, typer.Option(help="Folder to download into.")] = Path(),

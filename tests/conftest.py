@@ -1,11 +1,12 @@
 """Fixtures for what a machine may lack, and the account of what was skipped for want of it.
 
-`PHASEWISE_REQUIRE=shared,chromium` turns skips for want of these into failures (CI sets it).
+`PHASEWISE_REQUIRE=shared,chromium,kernels` makes skips for want of these failures (CI sets it).
 `PHASEWISE_SHARED` names the folder of shared data; without it, `shared` beside the checkout.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections import Counter
@@ -42,6 +43,14 @@ def shared() -> Path:
     if named:
         pytest.fail(f"PHASEWISE_SHARED names {named}, which is not a folder", pytrace=False)
     go_without("shared", "no shared data beside the checkout (PHASEWISE_SHARED can name it)")
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    """Makes sure that torch and triton are there."""
+    for name in ("torch", "triton"):
+        if importlib.util.find_spec(name) is None:
+            go_without("kernels", f"{name} is not installed (`make kernels` installs it)")
 
 
 @pytest.fixture(scope="session")

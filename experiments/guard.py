@@ -1,0 +1,48 @@
+"""What every command of the command line shares: one line on stderr, and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from sim.errors import PhasewiseError, ProfileError, StuckError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def guarded(function: Callable[..., None]) -> Callable[..., None]:
+    """End with one line on stderr and an exit code instead of a traceback."""
+
+    @functools.wraps(function)
+    def with_exit_code(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except PhasewiseError as error:
+            typer.echo(f"phasewise: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(_exit_code(error)) from None
+        except KeyboardInterrupt:
+            typer.echo("phasewise: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Whoever read our output has left, as `head` does; Python must not flush to it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            typer.echo(f"phasewise: {where}{error.strerror or error}", err=True)
+            raise typer.Exit(FAILED) from None
+
+    return with_exit_code
+
+
+def _exit_code(error: PhasewiseError) -> int:
+    from experiments.run import FailedRunError, InterruptedRunError
+
+    if isinstance(error, InterruptedRunError):
+        return INTERRUPTED
+    return FAILED if isinstance(error, FailedRunError | StuckError | ProfileError) else BAD_INPUT
