@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import NoReturn
@@ -51,6 +52,19 @@ def kernels() -> None:
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
             go_without("kernels", f"{name} is not installed (`make kernels` installs it)")
+
+
+@pytest.fixture(scope="session")
+def interpreted(kernels: None) -> None:
+    """Triton's CPU interpreter in this process.
+
+    The variable counts when Triton is first imported, and holds for the whole process; test files
+    therefore import kernels in functions only, and what compiles runs in a process without it
+    (`tests.kernels_profile.kernels.native`).
+    """
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.fail("triton was imported before TRITON_INTERPRET was set", pytrace=False)
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
