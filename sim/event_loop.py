@@ -62,6 +62,7 @@ def simulate(
     record: Record | None = None,
     cluster_events: Sequence[tuple[int, Callable[[LiveCluster], None]]] = (),
     progress: Callable[[int, int], None] | None = None,
+    environment: Environment | None = None,
 ) -> SimulationResult:
     """Run a workload through a cluster until every request has ended.
 
@@ -76,11 +77,13 @@ def simulate(
         cluster_events: (instant in ns, what to do to the cluster then), for sets of replicas that
             change; each is called in the phase of such events, in order.
         progress: Called now and then with (simulated ns, requests ended).
+        environment: Keeps the time, from 0 on, for a run against another clock than the simulated
+            one (a replay on a real card). None: a new one.
 
     Raises:
         StuckError: Requests remain and nothing will happen again, or a replica only recomputes.
     """
-    env = Environment(initial_time=0)
+    env = environment or Environment(initial_time=0)
     recorder = Recorder(record or Record())
     on_end = getattr(source, "on_end", None)
     live = LiveCluster(
@@ -196,7 +199,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     spans = np.frombuffer(recorder.spans, np.int64).reshape(-1, 4) if recorder.spans else None
     spans = np.zeros((0, 4), np.int64) if spans is None else spans
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
-    logs = [_shared(replica.state.group.ends_ns) for replica in live.replicas]
+    logs = [_shared(ends_ns) for ends_ns in recorder.logs]
     index = requests["index"]
     position = np.zeros(int(index[-1]) + 1 if len(index) else 1, np.int64)
     position[index] = np.arange(len(index))
