@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,16 @@ class StepWork:
         decode_rows: D, rows that decodes push through the linear layers, kept finished rows too.
         attending_rows: decodes whose attention runs; at most `decode_rows`.
         context_tokens: C, sum of the contexts of the attending rows.
+        context_spread: How unequal these contexts are: rows^2 times their variance, an exact integer
+            that stays the same as all of them grow. 0 where they are equal, and where the model
+            does not ask for it (see `asks_spread`).
         sampled_rows: sequences that go through the LM head.
     """
 
     __slots__ = (
         "attending_rows",
         "chunks",
+        "context_spread",
         "context_tokens",
         "decode_rows",
         "prefill_pairs_x2",
@@ -49,10 +53,12 @@ class StepWork:
         prefill_tokens: int | None = None,
         attending_rows: int | None = None,
         sampled_rows: int | None = None,
+        context_spread: int = 0,
     ) -> None:
         self.chunks = chunks
         self.decode_rows = decode_rows
         self.context_tokens = context_tokens
+        self.context_spread = context_spread
         self.attending_rows = decode_rows if attending_rows is None else attending_rows
         self.sampled_rows = decode_rows + len(chunks) if sampled_rows is None else sampled_rows
         tokens = pairs_x2 = squares = 0
@@ -104,6 +110,50 @@ class StepTimeOrigin:
     model: str
     origin: str
     error: str
+
+
+class ReplicaStepTime(StepTimeModel, Protocol):
+    """A step-time model that belongs to one replica, and hears which of its steps were run.
+
+    Runs of iterations are computed ahead and may be cut; only what is noted here took place.
+    """
+
+    def note(
+        self, work: StepWork, first_iteration: int, start_ns: int, ends_ns: Sequence[int]
+    ) -> None:
+        """These iterations took place.
+
+        Args:
+            work: Of the first; the context of the others grows as in `StepTimeModel.steps_ns`.
+            first_iteration: Its number.
+            start_ns: When it began.
+            ends_ns: End of each.
+        """
+        ...
+
+    def usage(self) -> Mapping[str, Any]:
+        """What was noted, as plain values: how often, and how far, times beyond those measured."""
+        ...
+
+
+@runtime_checkable
+class PerReplica(Protocol):
+    """A step-time model that differs from replica to replica (noise), or counts its use."""
+
+    def for_replica(self, seed: int, replication: int, place: int) -> ReplicaStepTime:
+        """The model of one replica.
+
+        Args:
+            seed: Of the experiment.
+            replication: Which repetition of it.
+            place: Position of the replica in its cluster.
+        """
+        ...
+
+
+def asks_spread(model: StepTimeModel) -> bool:
+    """Whether a model wants `StepWork.context_spread`: it has an attribute of this name."""
+    return bool(getattr(model, "asks_spread", False))
 
 
 SHORT_RUN = 32

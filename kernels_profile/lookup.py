@@ -1,0 +1,329 @@
+"""Finds operators in data sets: the exact shape, else between measured shapes, else none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from kernels_profile.analytic import Analytic
+from kernels_profile.grid import Floats, Grid, Outside
+from kernels_profile.table import DataSet, Table
+
+EQUAL_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}
+)
+"""Formats that stand for each other: as many bytes, and the same rate on every device here."""
+
+FULL_GRID = 0.8
+"""Share of the combinations of n and k that makes a table one over shapes, to go beyond which is
+scaling, and not a guess between unlike layers."""
+
+BACKENDS = ("custom", "vllm_graph", "graph", "vllm_eager", "nccl")
+"""Collectives in order of preference: what engines launch inside CUDA graphs comes first."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of a model on one GPU: its time over what varies from step to step.
+
+    Attributes:
+        name: For messages and summaries, such as ``linear 4096 x 14336 (fp8)``.
+        grid: Measured times, or None where `fill` stands for them.
+        fill: Analytic time, microseconds, of the same arguments.
+        fixed: Coordinates that come before the varying ones.
+        source: What it rests on.
+        between: Shapes that it is interpolated between, "" if its own was measured.
+        spread: Median coefficient of variation over the repeats of its points, None if unknown.
+        given: `fill` is what the config gives, and stands for no missing table.
+    """
+
+    name: str
+    grid: Grid | None
+    fill: Callable[..., float]
+    fixed: tuple[float, ...] = ()
+    source: str = ""
+    between: str = ""
+    spread: float | None = None
+    given: bool = False
+
+    @property
+    def filled(self) -> bool:
+        """There is no table: the analytic model fills the gap."""
+        return self.grid is None and not self.given
+
+    def at(self, *point: float) -> tuple[float, list[Outside]]:
+        """Time, microseconds, and each way in which the point lies outside of the grid."""
+        if self.grid is None:
+            return self.fill(*point), []
+        return self.grid.at(*self.fixed, *point)
+
+
+class Finder:
+    """Looks operators up in data sets, in their order.
+
+    Args:
+        sets: Data sets of one device.
+        analytic: The same device by data sheet.
+        clamp: Take the nearest measured time beyond the grid as it is, instead of scaling it.
+
+    Attributes:
+        missing: What was looked for and not found: name, and why.
+    """
+
+    def __init__(self, sets: Sequence[DataSet], analytic: Analytic, *, clamp: bool = False) -> None:
+        self.sets = sets
+        self.analytic = analytic
+        self._scaled = not clamp
+        self.missing: list[str] = []
+
+    # --- operators
+
+    def linear(self, n: float, k: float, dtype: str) -> Operator:
+        """A matrix product over tokens."""
+        name = f"linear {n:g} x {k:g} ({dtype})"
+
+        def fill(tokens: float) -> float:
+            return self.analytic.linear(n, k, tokens, dtype)
+
+        for rows, data in self._rows("linear", "dtype", dtype):
+            exact = rows.where(n=n, k=k)
+            if len(exact):
+                return self._found(name, exact, data, ("tokens",), fill)
+        for rows, data in self._rows("linear", "dtype", dtype):
+            near = _shapes_around(rows, n, k)
+            if near is not None:
+                scale = lambda n_, k_, t: self.analytic.linear(n_, k_, t, dtype)  # noqa: E731
+                between = f"{name} between the measured {_said(near, 'n', 'k')}"
+                axes = ("n", "k", "tokens")
+                return self._found(name, near, data, axes, fill, scale, (n, k), between)
+        return self._missing(name, "linear", fill)
+
+    def elementwise(self, op: str, width: float) -> Operator:
+        """A norm, rotary embedding, activation, ... over tokens."""
+        name = f"elementwise {op} of width {width:g}"
+
+        def fill(tokens: float) -> float:
+            return self.analytic.elementwise(op, width, tokens)
+
+        found = list(self._rows("elementwise", "op", op))
+        for rows, data in found:
+            exact = rows.where(width=width)
+            if len(exact):
+                return self._found(name, exact, data, ("tokens",), fill)
+        for rows, data in found:
+            near = _neighbours(rows, "width", width)
+            between = f"{name} from the measured {_said(near, 'width')}"
+            scale = lambda w, t: self.analytic.elementwise(op, w, t)  # noqa: E731
+            axes = ("width", "tokens")
+            return self._found(name, near, data, axes, fill, scale, (width,), between)
+        return self._missing(name, "elementwise", fill)
+
+    def lm_head(self, vocab: float, hidden: float) -> tuple[Operator, bool]:
+        """LM head over sequences, and whether greedy sampling is part of it."""
+        for op, greedy in (("lm_head", False), ("lm_head_greedy", True)):
+            for rows, data in self._rows("per_sequence", "op", op):
+                exact = rows.where(vocab=vocab, hidden=hidden)
+                for dtype in EQUAL_DTYPES["bf16"]:
+                    chosen = exact.where(dtype=dtype)
+                    if len(chosen):
+                        fill = lambda s: self.analytic.linear(vocab, hidden, s, "bf16")  # noqa: E731
+                        name = f"per_sequence {op} {vocab:g} x {hidden:g}"
+                        found = self._found(name, chosen, data, ("sequences",), fill)
+                        return found, greedy
+        return self.linear(vocab, hidden, "bf16"), False
+
+    def sampler(self, vocab: float, full_vocab: float) -> Operator:
+        """From logits to tokens, over sequences; of this GPU's part of the logits or of all."""
+        for rows, data in self._rows("per_sequence", "op", "sampler"):
+            for size in (vocab, full_vocab):
+                exact = rows.where(vocab=size)
+                if len(exact):
+                    hidden = exact["hidden"][0]  # which does not matter to a sampler
+                    one = exact.where(hidden=hidden, dtype=exact["dtype"][0])
+                    name = f"per_sequence sampler of {size:g}"
+                    return self._found(name, one, data, ("sequences",), self.analytic.sampler)
+        return self._missing(f"per_sequence sampler of {vocab:g}", "", self.analytic.sampler)
+
+    def collective(self, op: str, gpus: int, backend: str | None = None) -> Operator:
+        """A collective over bytes.
+
+        Args:
+            op: As in a table.
+            gpus: That take part.
+            backend: Whose; None for the first of `BACKENDS` that was measured.
+        """
+        name = f"collective {op} of {gpus} GPUs"
+
+        def fill(message_bytes: float) -> float:
+            return self.analytic.collective(op, gpus, message_bytes)
+
+        for rows, data in self._rows("collective", "op", op):
+            there = rows.where(gpus=gpus)
+            measured = [str(word) for (word,) in there.distinct("backend")] if len(there) else []
+            wanted = [backend] if backend else [*BACKENDS, *measured]
+            for choice in wanted:
+                if choice in measured:
+                    chosen = there.where(backend=choice)
+                    return self._found(f"{name} ({choice})", chosen, data, ("bytes",), fill)
+        return self._missing(f"{name} ({backend})" if backend else name, "", fill)
+
+    def attention(
+        self,
+        operator: str,
+        kv_dtype: str,
+        heads: float,
+        kv_heads: float,
+        head_dim: float,
+        axes: tuple[str, ...],
+        analytic: Callable[..., float],
+        *,
+        optional: bool = False,
+    ) -> Operator | None:
+        """Attention over what varies, or None where an optional table is absent.
+
+        Args:
+            operator: ``attention_prefill``, ``attention_decode`` or ``attention_mixed``.
+            kv_dtype: Of the KV cache.
+            heads: Query heads of one GPU.
+            kv_heads: Its KV heads.
+            head_dim: Width of a head.
+            axes: What varies, outermost first.
+            analytic: Time of (heads, *axes).
+            optional: Do without it rather than fill it.
+        """
+        name = f"{operator} {heads:g} heads, {kv_heads:g} KV heads of {head_dim:g} ({kv_dtype})"
+
+        def fill(*point: float) -> float:
+            return analytic(heads, *point)
+
+        same = {"kv_heads": kv_heads, "head_dim": head_dim}
+        found = [
+            (rows.where(**same), data) for rows, data in self._rows(operator, "kv_dtype", kv_dtype)
+        ]
+        for rows, data in found:
+            exact = rows.where(heads=heads)
+            if len(exact):
+                return self._found(name, exact, data, axes, fill)
+        for rows, data in found:
+            if len(rows) and rows["heads"].min() < heads < rows["heads"].max():
+                near = _neighbours(rows, "heads", heads)
+                between = f"{name} between the measured {_said(near, 'heads')} heads"
+                every = ("heads", *axes)
+                return self._found(name, near, data, every, fill, analytic, (heads,), between)
+        return None if optional else self._missing(name, operator, fill)
+
+    def experts(
+        self, experts: float, top_k: float, hidden: float, intermediate: float, dtype: str,
+        fill: Callable[..., float],
+    ) -> Operator:  # fmt: skip
+        """An expert block over tokens and the share of reachable experts that they touch."""
+        name = (
+            f"moe {experts:g} experts, {top_k:g} a token, {hidden:g} x {intermediate:g} ({dtype})"
+        )
+        shape = {
+            "experts": experts,
+            "top_k": top_k,
+            "hidden": hidden,
+            "intermediate": intermediate,
+        }
+        for rows, data in self._rows("moe", "dtype", dtype):
+            exact = rows.where(**shape)
+            if len(exact):
+                reachable = np.minimum(experts, exact["tokens"] * top_k)
+                columns = {**exact.columns, "share": exact["touched"] / reachable}
+                shared = Table("moe", exact.path, columns)
+                return self._found(name, shared, data, ("tokens", "share"), fill)
+        return self._missing(name, "moe", fill)
+
+    # --- how they are found
+
+    def _rows(self, operator: str, column: str, word: str) -> Iterator[tuple[Table, DataSet]]:
+        for data in self.sets:
+            table = data.table(operator)
+            if table is None:
+                continue
+            for equal in EQUAL_DTYPES.get(word, (word,)):
+                rows = table.where(**{column: equal})
+                if len(rows):
+                    yield rows, data
+
+    def _found(
+        self,
+        name: str,
+        rows: Table,
+        data: DataSet,
+        axes: tuple[str, ...],
+        fill: Callable[..., float],
+        scale: Callable[..., float] | None = None,
+        fixed: tuple[float, ...] = (),
+        between: str = "",
+    ) -> Operator:
+        points = np.stack([rows[axis].astype(float) for axis in axes], axis=1)
+        grid = Grid(axes, points, rows.time_us, (scale or fill) if self._scaled else None)
+        return Operator(name, grid, fill, fixed, data.meta.source, between, _spread(rows))
+
+    def _missing(self, name: str, operator: str, fill: Callable[..., float]) -> Operator:
+        self.missing.append(name)
+        return Operator(name, None, fill)
+
+
+def _spread(rows: Table) -> float | None:
+    if "cv" not in rows.columns:
+        return None
+    known = rows["cv"][~np.isnan(rows["cv"].astype(float))]
+    return float(np.median(known)) if len(known) else None
+
+
+def _neighbours(rows: Table, column: str, value: float) -> Table:
+    """The points at the nearest measured values below and above, or at the nearest one."""
+    values = np.unique(rows[column].astype(float))
+    i = int(np.searchsorted(values, value))
+    kept = values[max(0, i - 1) : i + 1]
+    return _kept(rows, np.isin(rows[column], kept))
+
+
+def _kept(rows: Table, keep: Any) -> Table:
+    columns = {name: values[keep] for name, values in rows.columns.items()}
+    return Table(rows.operator, rows.path, columns)
+
+
+def _shapes_around(rows: Table, n: float, k: float) -> Table | None:
+    """The points of the shapes around (n, k); None if they do not surround it.
+
+    In a table over a grid of shapes (see `FULL_GRID`), the nearest ones do for a shape beyond it.
+    """
+    ns, ks = (np.unique(rows[name].astype(float)) for name in ("n", "k"))
+    shapes = set(rows.distinct("n", "k"))
+    full = min(len(ns), len(ks)) >= 3 and len(shapes) >= FULL_GRID * len(ns) * len(ks)
+    near: set[tuple[float, float]] = set()
+    for beside in _beside(ns, n):
+        measured = np.array(sorted(k_ for n_, k_ in shapes if n_ == beside))
+        near |= {(beside, k_) for k_ in _beside(measured, k)}
+    surrounded = ns[0] <= n <= ns[-1] and all(
+        min(k_ for n_, k_ in near if n_ == beside)
+        <= k
+        <= max(k_ for n_, k_ in near if n_ == beside)
+        for beside in {n_ for n_, _ in near}
+    )
+    if not (surrounded or full):
+        return None
+    pairs = zip(rows["n"].tolist(), rows["k"].tolist(), strict=True)
+    return _kept(rows, np.array([pair in near for pair in pairs]))
+
+
+def _beside(values: Floats, x: float) -> list[float]:
+    """The value itself if it is there, else its neighbours."""
+    if x in values:
+        return [x]
+    i = int(np.searchsorted(values, x))
+    found: list[float] = values[max(0, i - 1) : i + 1].tolist()
+    return found
+
+
+def _said(rows: Table, *columns: str) -> str:
+    shapes = [" x ".join(f"{size:g}" for size in shape) for shape in rows.distinct(*columns)]
+    return ", ".join(shapes)
