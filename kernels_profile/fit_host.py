@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kernels_profile.fit import OUT
-from kernels_profile.host import HostOverhead
+from kernels_profile.host import Form, HostOverhead
 from kernels_profile.measured import Floats
 from kernels_profile.roofline import RooflineStepTime
 from sim.specs import load_device, load_model
@@ -85,7 +85,8 @@ def idle_row(measured: Path) -> dict[str, Any]:
         "time per output token of Llama-3.1-70B on 4 and 8 H100 near idle (apex_plus 8769096536a3, "
         "vLLM 0.6.0) less the roofline; its growth with the batch is unknown, taken as none"
     )
-    return _row("vllm-0.6", step, 0.0, np.abs((np.array(gpu) + step) / tpot - 1), source)
+    error = np.abs((np.array(gpu) + step) / tpot - 1)
+    return _row("vllm-0.6", step, 0.0, error, source, "constant")
 
 
 def _gpu_us(row: Any) -> float:
@@ -111,11 +112,19 @@ def _fit(running: Floats, us: Floats) -> tuple[float, float]:
     return float(f"{step:.3g}"), float(f"{request:.3g}")
 
 
-def _row(name: str, step: float, request: float, error: Floats, source: str) -> dict[str, Any]:
+def _row(
+    name: str,
+    step: float,
+    request: float,
+    error: Floats,
+    source: str,
+    form: Form = "per-sequence",
+) -> dict[str, Any]:
     return {
         "name": name,
         "step_us": float(f"{step:.3g}"),
         "request_us": request,
+        "form": form,
         "median_error": round(float(np.median(error)), 4),
         "rows": len(error),
         "source": source,

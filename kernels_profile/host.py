@@ -1,29 +1,45 @@
-"""What the host adds to each step: scheduling, input preparation, output handling."""
+"""What the host adds to each step: scheduling, input preparation, output handling.
+
+Engines differ in how the two run beside each other, in three forms:
+
+- ``max``: the longer of GPU and host. Eager engines of 2023, whose GPU starves when launches and
+  Python take longer than kernels.
+- ``constant``: the GPU, then the host's ``step_us``. Synchronous engines with CUDA graphs (vLLM
+  0.6), which prepare the next step when this one's tokens are there.
+- ``per-sequence``: the GPU, then ``step_us + request_us * sequences``. Engines that overlap most of
+  the host's work (vLLM V1): what remains grows with the batch.
+"""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from types import MappingProxyType
+from typing import Literal
 
 from sim.errors import ConfigError, nearest
+
+Form = Literal["max", "constant", "per-sequence"]
+FORMS: tuple[Form, ...] = ("max", "constant", "per-sequence")
 
 
 @dataclass(frozen=True)
 class HostOverhead:
-    """Host time of a step that the GPU waits for: ``step_us + request_us * requests``.
+    """Host time of a step, ``step_us + request_us * requests``, and how it meets the GPU's.
 
     Attributes:
         step_us: Of every step, microseconds.
-        request_us: Of every request in the step, microseconds.
+        request_us: Of every request in the step, microseconds; 0 in the form ``constant``.
         source: Where the two come from, for the summary.
+        form: ``max`` takes the longer of GPU and host; ``constant`` and ``per-sequence`` add them.
     """
 
     step_us: float
-    request_us: float
+    request_us: float = field(default=0.0, metadata={"minimum": 0})
     source: str = "given in the config"
+    form: Form = "per-sequence"
 
     def __post_init__(self) -> None:
         if not (self.step_us >= 0 and self.request_us >= 0 and self.step_us + self.request_us > 0):
@@ -31,6 +47,32 @@ class HostOverhead:
                 f"host: step_us {self.step_us}, request_us {self.request_us}: expected neither "
                 "below 0 and one above 0; no engine's host takes no time"
             )
+        if self.form not in FORMS:
+            raise ConfigError(f"host.form: {self.form} is not known{nearest(self.form, FORMS)}")
+        if self.form == "constant" and self.request_us:
+            raise ConfigError(
+                f"host.request_us: {self.request_us:g}: the form constant does not grow with the "
+                "batch; try form: per-sequence"
+            )
+
+    @property
+    def added_us(self) -> tuple[float, float]:
+        """What is added to the GPU's time: of every step, and of every request in it."""
+        return (0.0, 0.0) if self.form == "max" else (self.step_us, self.request_us)
+
+    @property
+    def floor_us(self) -> tuple[float, float]:
+        """What no step is shorter than: of every step, and of every request in it."""
+        return (self.step_us, self.request_us) if self.form == "max" else (0.0, 0.0)
+
+    def __str__(self) -> str:
+        """How it acts, in a few words."""
+        if self.form == "constant":
+            return f"host {self.step_us:g} us a step"
+        terms = f"{self.step_us:g} us a step + {self.request_us:g} us a request"
+        if self.form == "max":
+            return f"no step shorter than the host's {terms}"
+        return f"host {terms}"
 
 
 def _presets() -> Mapping[str, HostOverhead]:
@@ -38,7 +80,10 @@ def _presets() -> Mapping[str, HostOverhead]:
     return MappingProxyType(
         {
             row["name"]: HostOverhead(
-                float(row["step_us"]), float(row["request_us"]), row["source"]
+                float(row["step_us"]),
+                float(row["request_us"]),
+                row["source"],
+                row["form"],  # type: ignore[arg-type]
             )
             for row in csv.DictReader(text.splitlines())
         }

@@ -95,8 +95,8 @@ class RooflineStepTime:
         self.cost = StepCost(model, precision, kv_dtype, tensor_parallel)
         self._find_curves()
         self._set_attention()
-        self._host_step_ns = host.step_us * 1e3
-        self._host_request_ns = host.request_us * 1e3
+        self._host_step_ns, self._host_request_ns = (us * 1e3 for us in host.added_us)
+        self._floor_ns, self._floor_request_ns = (us * 1e3 for us in host.floor_us)
         self._rows_ns: dict[int, float] = {0: self._host_step_ns}
         self._sampled_ns: dict[int, float] = {0: 0.0}
 
@@ -105,33 +105,33 @@ class RooflineStepTime:
         before = self._before_decodes(work)
         rows = work.attending_rows
         if not rows or work.chunks:
-            return max(1, round(before))
+            return max(self._least(work), round(before))
         reading = self._context_ns * work.context_tokens
         floor = self._row_ns * rows
         if reading < floor:
             reading = floor
-        return max(1, round(before + reading))
+        return max(self._least(work), round(before + reading))
 
     def steps_ns(
         self, work: StepWork, n: int, first_iteration: int
     ) -> list[int] | npt.NDArray[np.int64]:
         """Lengths of `n` iterations, ns, shape (n,): the same doubles added in the same order."""
-        before = self._before_decodes(work)
+        before, least = self._before_decodes(work), self._least(work)
         rows = work.attending_rows
         if not rows or work.chunks:
-            return self._alike(work, n, max(1, round(before)))
+            return self._alike(work, n, max(least, round(before)))
         floor, slope, context = self._row_ns * rows, self._context_ns, work.context_tokens
         contexts = range(context, context + n * rows, rows)
         if n < LIST_RUN:
-            if before >= 1 and slope * context >= floor:  # then so it is for all that follow
+            if before >= least and slope * context >= floor:  # then so it is for all that follow
                 return [round(before + slope * c) for c in contexts]
-            return [max(1, round(before + max(slope * c, floor))) for c in contexts]
+            return [max(least, round(before + max(slope * c, floor))) for c in contexts]
         ns = np.arange(context, contexts.stop, rows, dtype=np.float64)
         ns *= slope
         np.maximum(ns, floor, out=ns)
         ns += before
         np.rint(ns, out=ns)
-        np.maximum(ns, 1, out=ns)
+        np.maximum(ns, least, out=ns)
         return ns.astype(np.int64)
 
     def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
@@ -151,9 +151,8 @@ class RooflineStepTime:
             origin = f"data sheet only: {name} with median efficiencies of the measured devices"
         if self.precision == "fp8" and not self.device.fp8_flops:
             origin += f"; {name} has no fp8 units: fp8 weights save bytes only, computed in bf16"
-        host = self.host
-        origin += f"; host {host.step_us:g} us a step + {host.request_us:g} us a request"
-        return StepTimeOrigin("roofline", f"{origin}: {host.source}", self._error())
+        origin += f"; {self.host}: {self.host.source}"
+        return StepTimeOrigin("roofline", origin, self._error())
 
     def _error(self) -> str:
         parts = (
@@ -168,6 +167,13 @@ class RooflineStepTime:
         if operator != "gemm" or own == self._gemm_key():
             return ""
         return f" (of {self._gemm_key()} kernels: those of {own} were not measured)"
+
+    def _least(self, work: StepWork) -> int:
+        """What no step is shorter than, ns: the host's time, where it runs beside the GPU."""
+        if self.host.form != "max":
+            return 1
+        requests = work.decode_rows + len(work.chunks)
+        return max(1, round(self._floor_ns + self._floor_request_ns * requests))
 
     def _before_decodes(self, work: StepWork) -> float:
         """Everything but the attention of decodes that run without prefills, ns."""

@@ -26,9 +26,9 @@ class StepWork:
         decode_rows: D, rows that decodes push through the linear layers, kept finished rows too.
         attending_rows: decodes whose attention runs; at most `decode_rows`.
         context_tokens: C, sum of the contexts of the attending rows.
-        context_spread: How unequal these contexts are: rows^2 times their variance, an exact integer
-            that stays the same as all of them grow. 0 where they are equal, and where the model
-            does not ask for it (see `asks_spread`).
+        context_spread: How unequal these contexts are: rows^2 times their variance, an integer that
+            stays the same as all of them grow. 0 where they are equal, and where the model does not
+            ask for it (see `asks_spread`).
         sampled_rows: sequences that go through the LM head.
     """
 
