@@ -43,6 +43,10 @@ def import_tables(
         list[str] | None,
         typer.Option(metavar="NAME", help="A device or model to leave out; repeatable."),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The card, where the files do not say, or to overrule them."),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(help="Of several engines (aiconfigurator): vllm, sglang or trtllm."),
@@ -54,4 +58,4 @@ def import_tables(
     """Turn another project's profile into tables for step_time: {model: profile}."""
     from experiments import profile_import
 
-    profile_import.run(source, path, out, name or [], skip or [], engine, revision)
+    profile_import.run(source, path, out, name or [], skip or [], device, engine, revision)

@@ -26,6 +26,7 @@ def run(
     out: Path,
     names: Sequence[str],
     skip: Sequence[str],
+    device: str | None,
     engine: str | None,
     revision: str | None,
 ) -> None:
@@ -37,7 +38,14 @@ def run(
     from kernels_profile.importers import import_profile
 
     written = import_profile(
-        source, path, out, names=_pairs(names), skip=skip, engine=engine, revision=revision
+        source,
+        path,
+        out,
+        names=_pairs(names),
+        skip=skip,
+        device=device,
+        engine=engine,
+        revision=revision,
     )
     for folder, data in written:
         typer.echo("\n".join(_lines(folder, data)))

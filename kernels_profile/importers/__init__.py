@@ -15,7 +15,7 @@ from kernels_profile.importers.data_set import Imported
 from kernels_profile.importers.naming import Naming
 from sim.errors import ConfigError, nearest
 
-IMPORTERS = ("aiconfigurator", "llmservingsim")
+IMPORTERS = ("aiconfigurator", "llmservingsim", "vidur")
 """Projects whose profiles can be imported."""
 
 
@@ -56,6 +56,7 @@ def import_profile(
     *,
     names: Mapping[str, str] | None = None,
     skip: Collection[str] = (),
+    device: str | None = None,
     engine: str | None = None,
     revision: str | None = None,
 ) -> list[tuple[Path, Imported]]:
@@ -67,6 +68,7 @@ def import_profile(
         out: Where the folders go.
         names: Our sheets by the source's names of devices and models.
         skip: Devices and models of the source to leave out.
+        device: Sheet of the device that all files are of, where they do not say.
         engine: Whose kernels, where a project publishes several.
         revision: Commit of the source, where its files do not say.
 
@@ -79,7 +81,7 @@ def import_profile(
     from kernels_profile.importers.reading import provenance
     from kernels_profile.importers.writing import write
 
-    found = read_profile(source, path, Naming(names or {}, skip), engine)
+    found = read_profile(source, path, Naming(names or {}, skip, device), engine)
     module = _module(source)
     stated = provenance(path, revision, module.LICENCE)
     return [(write(data, source, module.REPOSITORY, stated, out), data) for data in found]

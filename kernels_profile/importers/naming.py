@@ -16,11 +16,13 @@ class Naming:
     Attributes:
         given: Sheets (or for models paths of a config.json) by the source's names.
         skip: The source's names of what is not wanted.
+        of: Sheet of the device that all files are of, whatever they say; None for what they say.
         skipped: Names that were met and skipped.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
     skip: Collection[str] = ()
+    of: str | None = None
     skipped: set[str] = field(default_factory=set)
 
     def device(self, name: str, known: Mapping[str, str] | None = None) -> str | None:
@@ -33,6 +35,8 @@ class Naming:
         Raises:
             ConfigError: it has no sheet.
         """
+        if self.of is not None:
+            return load_device(self.of).name
         if self._skipped(name):
             return None
         sheet = self.given.get(name, (known or {}).get(name, name))
