@@ -281,3 +281,41 @@ def fetch(
 
     for fetched in download(name, out):
         typer.echo(fetched.render())
+
+
+@trace_app.command(name="from-bench")
+@guarded
+def from_bench(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Result of `vllm bench serve --save-result --save-detailed`, of SGLang's "
+            "bench_serving --output-details, AIPerf's profile_export.jsonl, or a CSV."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help=".csv or .jsonl, also .gz.")],
+    format: Annotated[
+        str | None,
+        typer.Option(help="vllm, sglang, aiperf or csv. Default: recognised from the content."),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="OURS=THEIRS", help="A CSV's column; repeatable."),
+    ] = None,
+    run: Annotated[int | None, typer.Option(min=1, help="Which of several runs in a file.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrival times that must be drawn.")] = 0,
+) -> None:
+    """Make a trace of a real server's benchmark: the same requests at the same times."""
+    from experiments.outcome import pairs
+    from experiments.validation.bench_trace import trace_of
+    from experiments.validation.measured import read_measurement
+    from traces.write import write
+
+    measurement = read_measurement(
+        file, format=format, columns=pairs(columns or [], "--column"), run=run
+    )
+    trace = trace_of(measurement, seed)
+    path = write(trace, out)
+    typer.echo(f"{path}: {len(trace):,} requests of {measurement.format}'s {file}")
+    for note in trace.notes:
+        typer.echo(note)

@@ -1,0 +1,1 @@
+"""Held against reality: what real servers measured, beside what is simulated."""
