@@ -76,6 +76,7 @@ class Grid:
             raise ValueError(f"{len(us)} times at points of shape {points.shape}, axes {axes}")
         self.axes = tuple(axes)
         self._analytic = analytic
+        self._least = float(us.min())
         order = np.lexsort(points.T[::-1])
         self._root = _nested(points[order], us[order], 0)
 
@@ -83,6 +84,10 @@ class Grid:
         """Time at a point, and each way in which it lies outside of the grid."""
         outside: list[Outside] = []
         return self._at(self._root, list(point), 0, outside), outside
+
+    def least(self) -> float:
+        """The smallest measured time, microseconds."""
+        return self._least
 
     def values(self, *first: float) -> list[float]:
         """Measured values of the axis that follows the given coordinates.

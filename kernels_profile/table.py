@@ -8,9 +8,11 @@ GPU's shard, after tensor parallelism.
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -327,10 +329,23 @@ def read_table(path: Path, operator: str) -> Table:
         raise ProfileError(f"{path}: cannot be read: {error}") from None
     if text.startswith("version https://git-lfs"):
         raise ProfileError(f"{path}: is a Git LFS pointer, not the table; fetch it by git lfs pull")
-    rows = list(csv.reader(io.StringIO(text)))
-    if len(rows) < 2:
-        raise ProfileError(f"{path}: has no rows")
-    return _checked(path, operator, rows[0], rows[1:])
+    with _no_cycle_collection():
+        rows = list(csv.reader(io.StringIO(text)))
+        if len(rows) < 2:
+            raise ProfileError(f"{path}: has no rows")
+        return _checked(path, operator, rows[0], rows[1:])
+
+
+@contextmanager
+def _no_cycle_collection() -> Iterator[None]:
+    """A table of 100,000 rows makes as many lists, which Python would search for cycles."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _checked(path: Path, operator: str, head: list[str], rows: list[list[str]]) -> Table:
@@ -346,7 +361,7 @@ def _checked(path: Path, operator: str, head: list[str], rows: list[list[str]]) 
             columns[name] = _words(path, operator, name, values)
         else:
             columns[name] = _numbers(path, name, values, above_0=name in known.values)
-    _refuse_twice(path, [cells[name] for name in known.texts], [columns[x] for x in known.sizes])
+    _refuse_twice(path, [columns[name] for name in known.keys])
     return Table(operator, path, columns)
 
 
@@ -376,7 +391,8 @@ def _words(path: Path, operator: str, name: str, values: list[str]) -> npt.NDArr
 def _numbers(path: Path, name: str, values: list[str], *, above_0: bool) -> Floats:
     optional = name in SPREAD
     try:
-        numbers = np.array([math.nan if optional and not v else float(v) for v in values])
+        given = (v or "nan" for v in values) if optional else values
+        numbers = np.fromiter(map(float, given), np.float64, len(values))
     except ValueError:
         line, value = next((i, v) for i, v in enumerate(values, start=2) if not _is_number(v))
         raise ProfileError(f"{path}: line {line}: {name}: {value!r} is no number") from None
@@ -399,12 +415,20 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _refuse_twice(path: Path, texts: list[list[str]], sizes: list[Floats]) -> None:
-    seen: dict[tuple[Any, ...], int] = {}
-    points = zip(*texts, *(column.tolist() for column in sizes), strict=True)
-    for line, point in enumerate(points, start=2):
-        if seen.setdefault(point, line) != line:
-            raise ProfileError(f"{path}: line {line}: the point of line {seen[point]} again")
+def _refuse_twice(path: Path, keys: list[npt.NDArray[Any]]) -> None:
+    codes = [_coded(column) if column.dtype == object else column for column in keys]
+    order = np.lexsort(codes)  # stable: equal points stay in order of lines
+    same = np.ones(len(order) - 1, bool)
+    for column in codes:
+        same &= column[order[1:]] == column[order[:-1]]
+    if same.any():
+        first, again = min((int(order[i + 1]), int(order[i])) for i in np.flatnonzero(same))[::-1]
+        raise ProfileError(f"{path}: line {again + 2}: the point of line {first + 2} again")
+
+
+def _coded(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    codes = {word: i for i, word in enumerate(dict.fromkeys(words.tolist()))}
+    return np.fromiter(map(codes.__getitem__, words.tolist()), np.int64, len(words))
 
 
 # --- writing

@@ -1,0 +1,243 @@
+"""Attention of a step from tables: curves over the mean context of decodes, and prefill chunks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels_profile.grid import Outside
+from kernels_profile.lookup import Operator
+
+Floats = npt.NDArray[np.float64]
+FAR_TOKENS = float(2**24)
+"""A context longer than any; the last piece of a curve ends there, and goes on as it is."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A time beyond what was measured that a step rests on.
+
+    Attributes:
+        name: The operator.
+        outside: What was beyond, and how far.
+        us: Time of that operator in the step.
+    """
+
+    name: str
+    outside: Outside
+    us: float
+
+
+class DecodeCurve:
+    """Decode attention of one batch size: pieces of straight lines over the mean context.
+
+    Unequal contexts: between the measured skews where a table has some; where it has equal contexts
+    only, the mean of the curve at two contexts that have the mean and the variance of the real
+    ones (exact to second order, and more than the curve at the mean where it bends upwards, as
+    between launch-bound and memory-bound batches), but never less than the curve at the mean.
+
+    Args:
+        operator: Over (batch, skew, context).
+        batch: Decodes.
+        kink: A context at which the analytic model bends.
+        factor: Nanoseconds in all layers for a microsecond in one.
+    """
+
+    def __init__(self, operator: Operator, batch: int, kink: float, factor: float) -> None:
+        grid, fixed = operator.grid, operator.fixed
+        self.skews = [0.0] if grid is None else grid.values(*fixed, batch)
+        contexts: set[float] = {0.0, kink, FAR_TOKENS}
+        self.low, self.high = 0.0, FAR_TOKENS
+        if grid is not None:
+            for skew in self.skews:
+                contexts |= set(grid.values(*fixed, batch, skew))
+                low, high = grid.range(*fixed, batch, skew)
+                self.low, self.high = max(self.low, low), min(self.high, high)
+        self.knots = sorted(contexts)
+        found = [[operator.at(batch, s, x) for x in self.knots] for s in self.skews]
+        self.times = [[us * factor for us, _ in row] for row in found]
+        self.slopes = [
+            [
+                (b - a) / (y - x)
+                for (x, y), (a, b) in zip(pairwise(self.knots), pairwise(row), strict=True)
+            ]
+            for row in self.times
+        ]
+        self._arrays = np.array(self.knots), np.array(self.times), np.array(self.slopes)
+        inside = [each for row in found for _, each in row]
+        self.batch_outside = next(
+            (o for outside in inside for o in outside if o.axis in ("batch", "heads")), None
+        )
+
+    def at(self, context: float, deviation: float) -> float:
+        """Time, ns.
+
+        Args:
+            context: Mean of the contexts, tokens.
+            deviation: Their standard deviation, tokens.
+        """
+        if not deviation:
+            return self._piece(0, context)
+        if len(self.skews) > 1:
+            return self._skewed(context, deviation / context)
+        step = min(deviation, context - 1)
+        if step <= 0:
+            return self._piece(0, context)
+        square, variance = step * step, deviation * deviation
+        share = square / (variance + square)
+        low = self._piece(0, context - step)
+        two = low + (self._piece(0, context + variance / step) - low) * share
+        return max(two, self._piece(0, context))
+
+    def many(self, contexts: Floats, deviation: float) -> Floats:
+        """`at` of many contexts, ascending, (n,): the same operations on the same doubles."""
+        if not deviation or (len(self.skews) == 1 and contexts[0] <= 1):
+            if deviation:
+                return np.array([self.at(x, deviation) for x in contexts.tolist()])
+            return self._pieces(0, contexts)
+        if len(self.skews) > 1:
+            return self._skewed_many(contexts, deviation / contexts)
+        step = np.minimum(deviation, contexts - 1)
+        square, variance = step * step, deviation * deviation
+        share = square / (variance + square)
+        low = self._pieces(0, contexts - step)
+        ascending = step[0] == deviation
+        pieces = self._pieces if ascending else self._scattered_pieces
+        two = low + (pieces(0, contexts + variance / step) - low) * share
+        return np.maximum(two, self._pieces(0, contexts))
+
+    def farthest(self, context: float, deviation: float) -> float:
+        """The longest context that the curve is asked for at a mean and a deviation."""
+        if not deviation or len(self.skews) > 1:
+            return context
+        step = min(deviation, context - 1)
+        return context + deviation * deviation / step if step > 0 else context
+
+    def _piece(self, row: int, x: float) -> float:
+        i = bisect_right(self.knots, x) - 1
+        i = i if i < len(self.knots) - 1 else i - 1
+        return self.times[row][i] + self.slopes[row][i] * (x - self.knots[i])
+
+    def _pieces(self, row: int, x: Floats) -> Floats:
+        """`_piece` of ascending values."""
+        last = len(self.knots) - 2
+        first_piece = min(bisect_right(self.knots, float(x[0])) - 1, last)
+        if first_piece == min(bisect_right(self.knots, float(x[-1])) - 1, last):
+            i = first_piece
+            pieces: Floats = self.times[row][i] + self.slopes[row][i] * (x - self.knots[i])
+            return pieces
+        return self._scattered_pieces(row, x)
+
+    def _scattered_pieces(self, row: int, x: Floats) -> Floats:
+        knots, times, slopes = self._arrays
+        i = np.minimum(np.searchsorted(knots, x, side="right") - 1, len(knots) - 2)
+        found: Floats = times[row][i] + slopes[row][i] * (x - knots[i])
+        return found
+
+    def _skewed(self, x: float, skew: float) -> float:
+        total = below = self._piece(0, x)
+        for row in range(1, len(self.skews)):
+            low, high = self.skews[row - 1], self.skews[row]
+            share = min(max((skew - low) / (high - low), 0.0), 1.0)
+            here = self._piece(row, x)
+            total = total + (here - below) * share
+            below = here
+        return total
+
+    def _skewed_many(self, x: Floats, skew: Floats) -> Floats:
+        total = below = self._pieces(0, x)
+        for row in range(1, len(self.skews)):
+            low, high = self.skews[row - 1], self.skews[row]
+            share = np.minimum(np.maximum((skew - low) / (high - low), 0.0), 1.0)
+            here = self._pieces(row, x)
+            total = total + (here - below) * share
+            below = here
+        return total
+
+
+class PrefillAttention:
+    """Attention of the prefill chunks of a step, alone or in one launch with its decodes.
+
+    Chunks of different sizes are looked up as as many equal ones with the same tokens and the same
+    pairs of query and key (exact for one chunk, and for equal ones).
+
+    - Where a table has no history, a chunk behind one is the whole prompt that has as many pairs,
+      scaled by the ratio of the analytic model.
+    - Where a table has launches of one chunk only, each further chunk adds its time less that of
+      the shortest launch.
+
+    Args:
+        prefill: Over (batch, history, tokens).
+        analytic: Time of (batch, history, tokens).
+        mixed: Over (decodes, context, history, tokens), or None where decodes launch apart.
+    """
+
+    def __init__(
+        self, prefill: Operator, analytic: Callable[..., float], mixed: Operator | None = None
+    ) -> None:
+        self.prefill = prefill
+        self.mixed = mixed
+        self._analytic = analytic
+        grid, fixed = prefill.grid, prefill.fixed
+        batches = [1.0, math.inf] if grid is None else grid.values(*fixed)
+        self.batched = batches[-1] > 1
+        self.histories = grid is None or any(grid.values(*fixed, b)[-1] > 0 for b in batches)
+        self.launch_us = 0.0 if grid is None else grid.least()
+
+    def alone(
+        self, chunks: int, tokens: int, pairs_x2: int, history: int
+    ) -> tuple[float, list[Mark]]:
+        """Time of the chunks' launch, microseconds, of one layer.
+
+        Args:
+            chunks: Their number.
+            tokens: Of all together.
+            pairs_x2: Twice the pairs of query and key.
+            history: Tokens before them, all together.
+        """
+        each, before = _equal(chunks, tokens, pairs_x2)
+        if self.batched:
+            us, found = self._chunk(chunks, each, before, history / chunks)
+        else:
+            one, found = self._chunk(1, each, before, history / chunks)
+            us = one + (chunks - 1) * max(0.0, one - self.launch_us)
+        return us, [Mark(self.prefill.name, outside, us) for outside in found]
+
+    def with_decodes(
+        self, chunks: int, tokens: int, pairs_x2: int, history: int, decodes: int, context: float
+    ) -> tuple[float, list[Mark]]:
+        """Time of one launch with decodes of a mean context; only where `mixed` is there."""
+        assert self.mixed is not None
+        each, before = _equal(chunks, tokens, pairs_x2)
+        us, found = self.mixed.at(decodes, context, before, each)
+        marks = [Mark(self.mixed.name, outside, us) for outside in found]
+        if chunks > 1:
+            one, beyond = self._chunk(1, each, before, history / chunks)
+            more = (chunks - 1) * max(0.0, one - self.launch_us)
+            us += more
+            marks += [Mark(self.prefill.name, outside, more) for outside in beyond]
+        return us, marks
+
+    def _chunk(
+        self, batch: int, tokens: float, before: float, history: float
+    ) -> tuple[float, list[Outside]]:
+        """Equal chunks; `history` is what really stood before them, for the record."""
+        if self.histories or not before:
+            return self.prefill.at(batch, before, tokens)
+        pairs = tokens * (before + (tokens + 1) / 2)
+        whole = (math.sqrt(8 * pairs + 1) - 1) / 2
+        us, found = self.prefill.at(batch, 0, whole)
+        us *= self._analytic(batch, before, tokens) / self._analytic(batch, 0, whole)
+        return us, [*found, Outside("history", history, 0)] if history else found
+
+
+def _equal(chunks: int, tokens: int, pairs_x2: int) -> tuple[float, float]:
+    """Tokens and history of equal chunks with as many tokens and pairs in all."""
+    each = tokens / chunks
+    return each, max(0.0, pairs_x2 / (2 * tokens) - (each + 1) / 2)

@@ -1,0 +1,245 @@
+"""Which operators one step of a model is made of, found in tables: `Composition`.
+
+Of the layers of one pipeline stage (or of all), per GPU: what depends on the rows that a step
+computes, what depends on the sequences that it samples, and attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from kernels_profile.analytic import Analytic
+from kernels_profile.attention import Mark
+from kernels_profile.lookup import Finder, Operator
+from sim.model_part import ModelPart
+from sim.specs import ModelSpec, kv_heads_per_gpu
+from sim.step_cost import expected_experts
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An operator that a step runs.
+
+    Attributes:
+        operator: Over what `point` gives.
+        times: How often.
+        point: Its arguments, from the rows (or sampled sequences) of the step.
+    """
+
+    operator: Operator
+    times: int
+    point: Callable[[int], tuple[float, ...]]
+
+
+def _rows(rows: int) -> tuple[float, ...]:
+    return (rows,)
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What some pieces take together.
+
+    Attributes:
+        ns: Time.
+        filled_ns: Of that, by the analytic model for want of a table.
+        marks: Uses of times beyond what was measured.
+    """
+
+    ns: float
+    filled_ns: float
+    marks: tuple[Mark, ...]
+
+
+def summed(pieces: list[Piece], rows: int) -> Summed:
+    """The pieces of a step one after the other."""
+    total = filled = 0.0
+    marks: list[Mark] = []
+    for piece in pieces:
+        us, found = piece.operator.at(*piece.point(rows))
+        us *= piece.times
+        total += us
+        if piece.operator.filled:
+            filled += us
+        marks += [Mark(piece.operator.name, outside, us) for outside in found]
+    return Summed(total * 1e3, filled * 1e3, tuple(marks))
+
+
+class Composition:
+    """The operators of a model (or of one stage of it) on one of `tp` GPUs.
+
+    Args:
+        model: Architecture, of all layers.
+        part: The layers of this stage.
+        finder: Where operators are looked up; what it does not find is in its `missing`.
+        analytic: The device by data sheet.
+        precision: Of the linear layers.
+        kv_dtype: Of the KV cache.
+        tp: GPUs of the stage.
+        collective: Gives the operator of a collective by name.
+
+    Attributes:
+        rows: Pieces by rows of the step.
+        sampled: Pieces by sequences that go through the LM head.
+        prefill: Attention of chunks over (batch, history, tokens).
+        decode: Attention of decodes over (batch, skew, context).
+        mixed: Of both in one launch over (decodes, context, history, tokens); None if not measured.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        part: ModelPart,
+        finder: Finder,
+        analytic: Analytic,
+        precision: str,
+        kv_dtype: str,
+        tp: int,
+        collective: Callable[[str], Operator],
+    ) -> None:
+        self.model, self.part, self.tp = model, part, tp
+        self.precision, self.kv_dtype = precision, kv_dtype
+        self.finder, self.analytic = finder, analytic
+        self._collective = collective
+        self.heads = model.heads // tp
+        self.kv_heads = kv_heads_per_gpu(model, tp)
+        self.rows = self._of_rows()
+        self.sampled = self._of_sampled() if part.head else []
+        self._find_attention()
+
+    def operators(self) -> list[Operator]:
+        """All of them."""
+        pieces = [piece.operator for piece in (*self.rows, *self.sampled)]
+        return [*pieces, self.prefill, self.decode, *([self.mixed] if self.mixed else [])]
+
+    # --- by rows
+
+    def _of_rows(self) -> list[Piece]:
+        model, layers = self.model, self.part.layers
+        pieces = [
+            self._elementwise("rms_norm", model.hidden, 2 * layers + self.part.head),
+            *self._projections(layers),
+            *self._mlps(),
+        ]
+        if self.part.embedding:
+            pieces.append(self._elementwise("embedding", model.hidden, 1))
+        if self.tp > 1:  # the embedding is cut by vocabulary
+            pieces.append(self._all_reduce(2 * layers + self.part.embedding))
+        return pieces
+
+    def _projections(self, layers: int) -> list[Piece]:
+        """What surrounds attention: QKV, output, rotary embedding, norms of queries and keys."""
+        model, width = self.model, self.model.head_dim
+        heads, kv_heads = self.heads, self.kv_heads
+        pieces = [
+            self._linear((heads + 2 * kv_heads) * width, model.hidden, layers),
+            self._linear(model.hidden, heads * width, layers),
+            self._elementwise("rotary", (heads + 2 * kv_heads) * width, layers),
+        ]
+        if model.qk_norm:
+            pieces.append(self._elementwise("qk_norm", (heads + kv_heads) * width, layers))
+        return pieces
+
+    def _mlps(self) -> list[Piece]:
+        model, layers = self.model, self.part.layers
+        if not model.experts:
+            return self._mlp(model.intermediate, layers)
+        return [self._experts(layers)]
+
+    def _mlp(self, intermediate: int, layers: int) -> list[Piece]:
+        inner = intermediate // self.tp
+        return [
+            self._linear((self.model.mlp_matrices - 1) * inner, self.model.hidden, layers),
+            self._elementwise("silu_mul", inner, layers),
+            self._linear(self.model.hidden, inner, layers),
+        ]
+
+    def _experts(self, layers: int) -> Piece:
+        """Expert blocks: tokens and the share of the experts within reach that they touch."""
+        model = self.model
+        inner = model.intermediate // self.tp
+        operator = self.finder.experts(
+            model.experts, model.experts_per_token, model.hidden, inner, self.precision,
+            partial(self._experts_us, inner),
+        )  # fmt: skip
+        return Piece(operator, layers, self._touched)
+
+    def _touched(self, rows: int) -> tuple[float, ...]:
+        reachable = min(self.model.experts, rows * self.model.experts_per_token)
+        return rows, expected_experts(self.model, rows) / reachable
+
+    def _experts_us(self, inner: int, tokens: float, share: float) -> float:
+        """An expert block by the analytic model: router, up, activation, down."""
+        model, analytic = self.model, self.analytic
+        sent = tokens * model.experts_per_token
+        touched = share * min(model.experts, sent)
+        return (
+            analytic.linear(model.experts, model.hidden, tokens, "bf16")
+            + analytic.experts((model.mlp_matrices - 1) * inner, model.hidden, sent, touched)
+            + analytic.elementwise("silu_mul", inner, sent)
+            + analytic.experts(model.hidden, inner, sent, touched)
+        )
+
+    # --- by sampled sequences
+
+    def _of_sampled(self) -> list[Piece]:
+        model, tp = self.model, self.tp
+        vocab = -(-model.vocab // tp)
+        head, greedy = self.finder.lm_head(vocab, model.hidden)
+        pieces = [Piece(head, 1, _rows)]
+        if not greedy:
+            pieces.append(Piece(self.finder.sampler(vocab, model.vocab), 1, _rows))
+        if tp > 1:
+            gathered = 2 * model.vocab  # bytes of the 16-bit logits of one sequence
+            gather = self._collective("all_gather")
+            pieces.append(Piece(gather, 1, lambda sequences: (gathered * sequences,)))
+        return pieces
+
+    # --- attention
+
+    def _find_attention(self) -> None:
+        heads, kv_heads, width = self.heads, self.kv_heads, self.model.head_dim
+        analytic = self.analytic
+
+        def prefill(heads: float, batch: float, history: float, tokens: float) -> float:
+            return analytic.prefill(heads, kv_heads, width, batch, tokens, history)
+
+        def decode(heads: float, batch: float, skew: float, context: float) -> float:
+            return analytic.decode(kv_heads, width, batch, context)
+
+        def mixed(
+            heads: float, decodes: float, context: float, history: float, tokens: float
+        ) -> float:
+            return analytic.mixed(heads, kv_heads, width, tokens, history, decodes, context)
+
+        def find(
+            kind: str, axes: tuple[str, ...], fill: Callable[..., float], *, optional: bool = False
+        ) -> Operator | None:
+            return self.finder.attention(
+                f"attention_{kind}", self.kv_dtype, heads, kv_heads, width, axes, fill,
+                optional=optional,
+            )  # fmt: skip
+
+        chunks = find("prefill", ("batch", "history", "tokens"), prefill)
+        decodes = find("decode", ("batch", "skew", "context"), decode)
+        assert chunks is not None
+        assert decodes is not None
+        self.prefill, self.decode = chunks, decodes
+        self.mixed = find(
+            "mixed", ("decodes", "context", "history", "tokens"), mixed, optional=True
+        )
+        self.prefill_us = partial(prefill, heads)
+        self.kink = analytic.decode_kink(kv_heads, width)
+
+    # --- pieces
+
+    def _linear(self, n: float, k: float, times: int) -> Piece:
+        return Piece(self.finder.linear(n, k, self.precision), times, _rows)
+
+    def _elementwise(self, op: str, width: float, times: int) -> Piece:
+        return Piece(self.finder.elementwise(op, width), times, _rows)
+
+    def _all_reduce(self, times: int) -> Piece:
+        row = 2 * self.model.hidden  # bytes
+        return Piece(self._collective("all_reduce"), times, lambda rows: (row * rows,))

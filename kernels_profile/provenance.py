@@ -1,0 +1,69 @@
+"""What a summary says of step times from tables: sources, gaps, options, and what is not known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.step_time import StepTimeOrigin
+
+if TYPE_CHECKING:
+    from kernels_profile.step_time import ProfiledStepTime
+
+MOST_NAMED = 3
+"""Shapes or operators that are named; the others are counted."""
+
+OUTSIDE = {
+    "roofline-scaled": "beyond the grid: nearest measured time x roofline ratio",
+    "clamp": "beyond the grid: nearest measured time as it is",
+    "error": "beyond the grid: refused",
+}
+
+
+def describe(model: ProfiledStepTime) -> StepTimeOrigin:
+    """Origin and stated error of a model's times."""
+    operators = model.composed.operators()
+    sources = list(dict.fromkeys(op.source for op in operators if op.source))
+    parts = [f"measured tables of {model.device.name}: {'; '.join(sources) or 'none used'}"]
+    between = list(dict.fromkeys(op.between for op in operators if op.between))
+    if between:
+        parts.append(f"interpolated: {_few(between)}")
+    if model.filled:
+        parts.append(f"filled from roofline: {_few(model.filled)}")
+    parts += [OUTSIDE[model.outside], str(model.graphs), _unequal(model), _mixed(model)]
+    parts += [f"{model.host}: {model.host.source}", _noise(model)]
+    return StepTimeOrigin("profile", "; ".join(filter(None, parts)), _error(model))
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _unequal(model: ProfiledStepTime) -> str:
+    grid = model.composed.decode.grid
+    if grid is None:
+        return ""
+    skews = grid.values(*model.composed.decode.fixed, 1)
+    if len(skews) > 1:
+        return f"unequal contexts: measured up to a variation of {skews[-1]:g}"
+    return "unequal contexts: measured for equal ones only, taken to second order"
+
+
+def _mixed(model: ProfiledStepTime) -> str:
+    if model.composed.mixed is not None:
+        return "chunks and decodes of a step: one launch, as measured"
+    return "chunks and decodes of a step: two launches"
+
+
+def _noise(model: ProfiledStepTime) -> str:
+    if not model.noise_cv:
+        given = model.noise_given
+        return "noise: off" if given else "noise: off, the tables have no repeats"
+    origin = "given in the config" if model.noise_given else "median over the tables' repeats"
+    return f"noise: log-normal factor of mean 1, {model.noise_cv:.2%} ({origin})"
+
+
+def _error(model: ProfiledStepTime) -> str:
+    return (
+        "none of its own: each point is a median; the sum of operators was not held against steps"
+    )

@@ -1,0 +1,441 @@
+"""Step times from tables of measured operators: `ProfiledStepTime`.
+
+One iteration is the sum of its operators (`composition.py`), each looked up in a table by linear
+interpolation (`grid.py`), then the host's time (`host.py`), then noise (`noise.py`). What depends
+on a number of rows or of sampled sequences alone is kept once looked up; decode attention is a
+curve over the mean context, so that a run of steps costs a few numpy operations.
+
+Beyond the measured grid nothing is guessed silently: `outside` says what to take, each use is
+counted in the steps that were run, and every summary prints the share of steps and of time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels_profile.analytic import Analytic
+from kernels_profile.attention import DecodeCurve, Mark, PrefillAttention
+from kernels_profile.composition import Composition, Summed, summed
+from kernels_profile.graphs import GRAPHS, CudaGraphs
+from kernels_profile.grid import Outside
+from kernels_profile.host import DEFAULT_HOST, HOSTS, HostOverhead
+from kernels_profile.links import FROM_TABLES, Collectives
+from kernels_profile.lookup import Finder
+from kernels_profile.noise import Noise
+from kernels_profile.table import DataSet
+from kernels_profile.usage import Cause, Usage
+from sim.errors import ProfileError
+from sim.model_part import ModelPart, whole
+from sim.specs import DeviceSpec, ModelSpec, check_tensor_parallel
+from sim.step_cost import StepCost
+from sim.step_time import StepTimeOrigin, StepWork
+
+OutsideRule = Literal["roofline-scaled", "clamp", "error"]
+MissingRule = Literal["error", "roofline"]
+
+LIST_RUN = 12
+"""Runs shorter than this are quicker step by step than in numpy and back."""
+
+MEMO = 1 << 16
+"""Row counts and batch sizes whose times are kept before the memory is dropped and filled anew."""
+
+
+class ProfiledStepTime:
+    """Step times of one model on one kind of GPU, from measured tables.
+
+    Args:
+        model: Architecture.
+        device: Data sheet; the tables have to be of this device.
+        data: Data sets, in the order in which operators are looked up.
+        precision: Of the weights of linear layers, a key of `sim.specs.WEIGHT_BITS`.
+        kv_dtype: Of the KV cache, ``bf16``, ``fp16`` or ``fp8``.
+        tensor_parallel: GPUs of the replica (or of the stage).
+        host: Host time of each step.
+        part: The layers of one pipeline stage; None for all.
+        outside: What to take beyond the grid: the nearest measured time scaled by the ratio that
+            the analytic model gives (the default: it is right to first order, counted, and does not
+            end an hour's run for one step), that time as it is, or an error.
+        missing: An operator without a table is an error, or filled by the analytic model.
+        strict: Both are errors, whatever else is said.
+        cuda_graphs: To which sizes batches are padded.
+        noise_cv: Standard deviation over mean of the steps; None takes the tables' own repeats, 0
+            is none.
+        collectives: Backend or model of what GPUs send each other.
+
+    Raises:
+        ConfigError: a tensor parallelism that does not divide the heads, an unknown precision.
+        ProfileError: operators that no table has, all in one, with device and tensor parallelism.
+    """
+
+    asks_spread = True
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        device: DeviceSpec,
+        data: Sequence[DataSet],
+        precision: str = "bf16",
+        kv_dtype: str = "bf16",
+        tensor_parallel: int = 1,
+        host: HostOverhead = HOSTS[DEFAULT_HOST],
+        *,
+        part: ModelPart | None = None,
+        outside: OutsideRule = "roofline-scaled",
+        missing: MissingRule = "error",
+        strict: bool = False,
+        cuda_graphs: CudaGraphs = GRAPHS["vllm"],
+        noise_cv: float | None = None,
+        collectives: Collectives = FROM_TABLES,
+    ) -> None:
+        check_tensor_parallel(model, tensor_parallel)
+        self.model = model
+        self.device = device
+        self.data = list(data)
+        self.precision = precision
+        self.kv_dtype = kv_dtype
+        self.tensor_parallel = tensor_parallel
+        self.host = host
+        self.part = part or whole(model)
+        self.outside: OutsideRule = "error" if strict else outside
+        self.missing: MissingRule = "error" if strict else missing
+        self.graphs = cuda_graphs
+        self.cost = StepCost(model, precision, kv_dtype, tensor_parallel)
+        self._refuses = self.outside == "error"
+        self._compose(collectives)
+        self.noise_cv = self._cv() if noise_cv is None else noise_cv
+        self.noise_given = noise_cv is not None
+        self._host_ns, self._host_request_ns = (us * 1e3 for us in host.added_us)
+        self._floor_ns, self._floor_request_ns = (us * 1e3 for us in host.floor_us)
+        self._rows: dict[int, Summed] = {}
+        self._sampled: dict[int, Summed] = {}
+        self._curves: dict[int, DecodeCurve] = {}
+
+    # --- the contract of `StepTimeModel`
+
+    def step_ns(self, work: StepWork, iteration: int) -> int:
+        """Length of one iteration, ns, without noise: that belongs to a replica."""
+        if self._refuses:
+            self.refuse(work)
+        return max(1, round(self.exact_ns(work)))
+
+    def steps_ns(
+        self, work: StepWork, n: int, first_iteration: int
+    ) -> list[int] | npt.NDArray[np.int64]:
+        """Lengths of `n` iterations, ns, shape (n,)."""
+        if self._refuses:
+            self.refuse(work, n)
+        return rounded(self.exact_many_ns(work, n))
+
+    def describe(self) -> StepTimeOrigin:
+        """Data sets, what is scaled or filled, graphs, host and noise."""
+        from kernels_profile.provenance import describe
+
+        return describe(self)
+
+    def for_replica(self, seed: int, replication: int, place: int) -> ReplicaStepTime:
+        """The model of one replica: its noise, and counts of its own."""
+        noise = Noise(self.noise_cv, seed, replication, place) if self.noise_cv else None
+        return ReplicaStepTime(self, noise)
+
+    def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
+        """FLOPs and bytes of memory traffic of one iteration on each GPU, for MFU and MBU."""
+        return self.cost.flops_and_bytes(work)
+
+    # --- times before noise and rounding
+
+    def exact_ns(self, work: StepWork) -> float:
+        """Time of one iteration, ns."""
+        before = self._before_decodes(work)
+        rows = work.attending_rows
+        if rows and not (work.chunks and self._one_launch):
+            curve = self._curves.get(rows) or self._new_curve(rows)
+            deviation = math.sqrt(work.context_spread) / rows if work.context_spread else 0.0
+            before = before + curve.at(work.context_tokens / rows, deviation)
+        floor = self._floor(work)
+        return before if before >= floor else floor
+
+    def exact_many_ns(self, work: StepWork, n: int) -> list[float] | npt.NDArray[np.float64]:
+        """Times of `n` iterations, ns: the same doubles added in the same order."""
+        rows = work.attending_rows
+        if work.chunks or not rows:
+            if rows and n > 1:
+                raise ValueError("a run of iterations longer than one has no prefill")
+            return [self.exact_ns(work)] * n
+        before, floor = self._before_decodes(work), self._floor(work)
+        curve = self._curves.get(rows) or self._new_curve(rows)
+        deviation = math.sqrt(work.context_spread) / rows if work.context_spread else 0.0
+        first = work.context_tokens
+        if n < LIST_RUN:
+            contexts = range(first, first + n * rows, rows)
+            each = [before + curve.at(c / rows, deviation) for c in contexts]
+            return [ns if ns >= floor else floor for ns in each]
+        many = np.arange(first, first + n * rows, rows, dtype=np.float64)
+        many /= rows
+        ns = before + curve.many(many, deviation)
+        return np.maximum(ns, floor, out=ns)
+
+    def _floor(self, work: StepWork) -> float:
+        """What no step is shorter than: the host's time where it runs beside the GPU."""
+        return self._floor_ns + self._floor_request_ns * (work.decode_rows + len(work.chunks))
+
+    def _before_decodes(self, work: StepWork) -> float:
+        """Everything but the attention of decodes that launches on its own, ns."""
+        chunks, decodes = work.chunks, work.decode_rows
+        rows = work.prefill_tokens + decodes
+        padded = self.graphs.padded(rows, prefill=bool(chunks)) if rows else 0
+        found = self._rows.get(padded)
+        ns = (found or self._rows_of(padded)).ns
+        if work.sampled_rows:
+            head = self._sampled.get(work.sampled_rows)
+            ns += (head or self._sampled_of(work.sampled_rows)).ns
+        ns += self._host_ns + self._host_request_ns * (decodes + len(chunks))
+        if chunks:
+            ns += self._prefill(work)[0] * self._layers_ns
+        return ns
+
+    def _prefill(self, work: StepWork) -> tuple[float, list[Mark]]:
+        """Attention of the chunks, with the decodes if both are one launch: us of one layer."""
+        chunks = work.chunks
+        tokens = history = 0
+        for size, before in chunks:
+            tokens += size
+            history += before
+        if self._one_launch and work.attending_rows:
+            return self._attention.with_decodes(
+                len(chunks), tokens, work.prefill_pairs_x2, history,
+                work.attending_rows, work.context_tokens / work.attending_rows,
+            )  # fmt: skip
+        return self._attention.alone(len(chunks), tokens, work.prefill_pairs_x2, history)
+
+    def _rows_of(self, rows: int) -> Summed:
+        if len(self._rows) >= MEMO:
+            self._rows.clear()
+        if not rows:
+            return self._rows.setdefault(0, Summed(0.0, 0.0, ()))
+        return self._rows.setdefault(rows, summed(self.composed.rows, rows))
+
+    def _sampled_of(self, sequences: int) -> Summed:
+        if len(self._sampled) >= MEMO:
+            self._sampled.clear()
+        return self._sampled.setdefault(sequences, summed(self.composed.sampled, sequences))
+
+    def _new_curve(self, batch: int) -> DecodeCurve:
+        if len(self._curves) >= MEMO:
+            self._curves.clear()
+        curve = DecodeCurve(self.composed.decode, batch, self.composed.kink, self._layers_ns)
+        return self._curves.setdefault(batch, curve)
+
+    # --- what lies beyond the grid
+
+    def count(self, usage: Usage, work: StepWork, start_ns: int, ends_ns: Sequence[int]) -> None:
+        """Add iterations that took place to the counts of a replica.
+
+        Args:
+            usage: Of the replica.
+            work: Of the first iteration; the contexts of the others grow.
+            start_ns: When it began.
+            ends_ns: End of each.
+        """
+        n = len(ends_ns)
+        marks, low, high, filled_ns = self._marks(work, n)
+        usage.steps += n
+        usage.ns += ends_ns[-1] - start_ns
+        usage.filled_ns += filled_ns * n
+        steady = [mark for mark, steps in marks if steps == n]
+        if steady:
+            usage.outside_steps += n
+            usage.outside_ns += ends_ns[-1] - start_ns
+        elif low or high < n:
+            usage.outside_steps += low + n - high
+            usage.outside_ns += (ends_ns[low - 1] - start_ns if low else 0) + (
+                ends_ns[-1] - ends_ns[high - 1] if low < high < n else 0
+            )
+        for mark, steps in marks:
+            key = (mark.name, mark.outside.axis)
+            usage.causes.setdefault(key, Cause()).add(mark, steps)
+
+    def refuse(self, work: StepWork, n: int = 1) -> None:
+        """Refuse iterations that lie outside of the measured grid.
+
+        Raises:
+            ProfileError: names the operator, what was asked for and what was measured.
+        """
+        marks, *_ = self._marks(work, n)
+        if marks:
+            raise ProfileError(self._refusal(marks[0][0]))
+
+    def _refusal(self, mark: Mark) -> str:
+        outside = mark.outside
+        return (
+            f"profile: {self.device.name} (tensor_parallel {self.tensor_parallel}): {mark.name}: "
+            f"{outside.axis} {outside.value:,.6g} is outside of the measured grid, which ends at "
+            f"{outside.edge:,.6g}; give outside: roofline-scaled or clamp, or measure more"
+        )
+
+    def _marks(self, work: StepWork, n: int) -> tuple[list[tuple[Mark, int]], int, int, float]:
+        """Marks of `n` iterations with the steps they hold for, and where decodes are inside.
+
+        Returns:
+            Marks; of decode attention over contexts, the steps before `low` and from `high` on are
+            outside; ns that was filled in each step.
+        """
+        rows = work.prefill_tokens + work.decode_rows
+        padded = self.graphs.padded(rows, prefill=bool(work.chunks)) if rows else 0
+        by_rows = self._rows.get(padded) or self._rows_of(padded)
+        marks = list(by_rows.marks)
+        filled_ns = by_rows.filled_ns
+        if work.sampled_rows:
+            head = self._sampled.get(work.sampled_rows) or self._sampled_of(work.sampled_rows)
+            marks += head.marks
+            filled_ns += head.filled_ns
+        low, high = 0, n
+        counted = [(mark, n) for mark in marks]
+        if work.chunks:
+            us, found = self._prefill(work)
+            counted += [(_whole(mark, self.part.layers), n) for mark in found]
+            filled_ns += us * self._layers_ns if self.composed.prefill.filled else 0.0
+        if work.attending_rows and not (work.chunks and self._one_launch):
+            more, low, high, ns = self._decode_marks(work, n)
+            counted += more
+            filled_ns += ns
+        return counted, low, high, filled_ns
+
+    def _decode_marks(
+        self, work: StepWork, n: int
+    ) -> tuple[list[tuple[Mark, int]], int, int, float]:
+        rows = work.attending_rows
+        curve = self._curves.get(rows) or self._new_curve(rows)
+        operator = self.composed.decode
+        deviation = math.sqrt(work.context_spread) / rows if work.context_spread else 0.0
+        first = work.context_tokens / rows
+        ns = curve.at(first, deviation)
+        if operator.filled:
+            return [], 0, n, ns
+        us = ns / 1e3
+        if curve.batch_outside is not None:
+            return [(Mark(operator.name, curve.batch_outside, us), n)], 0, n, 0.0
+        marks: list[tuple[Mark, int]] = []
+        low = min(n, max(0, math.ceil(curve.low - first)))
+        if low:
+            marks.append((Mark(operator.name, Outside("context", first, curve.low), us), low))
+        last = curve.farthest(first + n - 1, deviation)
+        high = n
+        if last > curve.high:
+            reach = last - (first + n - 1)
+            high = max(low, min(n, math.floor(curve.high - reach - first) + 1))
+            marks.append((Mark(operator.name, Outside("context", last, curve.high), us), n - high))
+        if deviation and len(curve.skews) > 1 and deviation / first > curve.skews[-1]:
+            skewed = Outside("skew", deviation / first, curve.skews[-1])
+            return [*marks, (Mark(operator.name, skewed, us), n)], low, high, 0.0
+        return marks, low, high, 0.0
+
+    # --- what it is made of
+
+    def _compose(self, collectives: Collectives) -> None:
+        analytic = Analytic(self.device, self.precision, self.kv_dtype)
+        finder = Finder(self.data, analytic, clamp=self.outside == "clamp")
+        self.composed = Composition(
+            self.model, self.part, finder, analytic, self.precision, self.kv_dtype,
+            self.tensor_parallel, collectives.finder(finder, self.tensor_parallel),
+        )  # fmt: skip
+        if finder.missing and self.missing == "error":
+            raise ProfileError(self._lacking(list(dict.fromkeys(finder.missing))))
+        self.filled = list(dict.fromkeys(finder.missing))
+        self._layers_ns = self.part.layers * 1e3
+        self._one_launch = self.composed.mixed is not None
+        self._attention = PrefillAttention(
+            self.composed.prefill, self.composed.prefill_us, self.composed.mixed
+        )
+
+    def _lacking(self, missing: Sequence[str]) -> str:
+        sets = ", ".join(str(data.folder) for data in self.data)
+        return (
+            f"profile: {self.device.name} (tensor_parallel {self.tensor_parallel}): no table has "
+            f"{'; '.join(missing)} (looked in {sets}); measure or import them, or give missing: "
+            "roofline"
+        )
+
+    def _cv(self) -> float:
+        """Of a step: the median over its operators' repeats, as if all of them vary together."""
+        known = [op.spread for op in self.composed.operators() if op.spread is not None]
+        return float(np.median(known)) if known else 0.0
+
+
+class ReplicaStepTime:
+    """A `ProfiledStepTime` at work on one replica, with its noise; counts the steps that were run.
+
+    Args:
+        shared: What all replicas of a pool look up.
+        noise: Factors of this replica's iterations, or None.
+    """
+
+    asks_spread = True
+
+    def __init__(self, shared: ProfiledStepTime, noise: Noise | None) -> None:
+        self.shared = shared
+        self._noise = noise
+        self._usage = Usage()
+
+    def step_ns(self, work: StepWork, iteration: int) -> int:
+        """Length of one iteration, ns."""
+        ns = self.shared.exact_ns(work)
+        if self._noise is not None:
+            ns *= self._noise.factor(iteration)
+        return max(1, round(ns))
+
+    def steps_ns(
+        self, work: StepWork, n: int, first_iteration: int
+    ) -> list[int] | npt.NDArray[np.int64]:
+        """Lengths of `n` iterations, ns, shape (n,)."""
+        exact = self.shared.exact_many_ns(work, n)
+        if self._noise is None:
+            return rounded(exact)
+        if isinstance(exact, list):
+            factor = self._noise.factor
+            return [
+                max(1, round(ns * factor(i))) for i, ns in enumerate(exact, start=first_iteration)
+            ]
+        return rounded(exact * self._noise.factors(first_iteration, n))
+
+    def describe(self) -> StepTimeOrigin:
+        """As of all replicas."""
+        return self.shared.describe()
+
+    def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
+        """FLOPs and bytes of memory traffic of one iteration on each GPU."""
+        return self.shared.flops_and_bytes(work)
+
+    def note(
+        self, work: StepWork, first_iteration: int, start_ns: int, ends_ns: Sequence[int]
+    ) -> None:
+        """Count iterations that took place.
+
+        Raises:
+            ProfileError: they lie outside of the measured grid, and the config refuses that.
+        """
+        if self.shared.outside == "error":
+            self.shared.refuse(work, len(ends_ns))
+        self.shared.count(self._usage, work, start_ns, ends_ns)
+
+    def usage(self) -> Mapping[str, Any]:
+        """What was counted, as plain values."""
+        return self._usage.plain()
+
+
+def rounded(ns: list[float] | npt.NDArray[np.float64]) -> list[int] | npt.NDArray[np.int64]:
+    """Times as whole ns, half to even, at least 1."""
+    if isinstance(ns, list):
+        return [max(1, round(each)) for each in ns]
+    whole_ns = np.rint(ns)
+    np.maximum(whole_ns, 1, out=whole_ns)
+    return whole_ns.astype(np.int64)
+
+
+def _whole(mark: Mark, layers: int) -> Mark:
+    """A mark of one layer's operator as one of all layers'."""
+    return Mark(mark.name, mark.outside, mark.us * layers)

@@ -1,0 +1,128 @@
+"""How much of a run rests on times beyond what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels_profile.attention import Mark
+
+MOST_CAUSES = 4
+"""Causes that a summary names; the others are counted."""
+
+
+@dataclass
+class Cause:
+    """One way of being beyond the grid: an operator and an axis.
+
+    Attributes:
+        steps: Steps in which it was so.
+        operator_ns: Time of that operator in them.
+        ratio: The farthest: value over edge, or edge over value.
+        value: What was asked for then.
+        edge: What was measured nearest.
+    """
+
+    steps: int = 0
+    operator_ns: float = 0.0
+    ratio: float = 1.0
+    value: float = 0.0
+    edge: float = 0.0
+
+    def add(self, mark: Mark, steps: int) -> None:
+        """Count `steps` steps with this mark."""
+        self.steps += steps
+        self.operator_ns += mark.us * 1e3 * steps
+        self.reach(mark.outside.ratio, mark.outside.value, mark.outside.edge)
+
+    def reach(self, ratio: float, value: float, edge: float) -> None:
+        """Note how far it went."""
+        if ratio > self.ratio:
+            self.ratio, self.value, self.edge = ratio, value, edge
+
+
+@dataclass
+class Usage:
+    """Counts of one replica, or of several added up.
+
+    Attributes:
+        steps: Iterations run.
+        ns: Their length.
+        outside_steps: Of them, those that used a time beyond what was measured.
+        outside_ns: Their length.
+        filled_ns: Time of operators without a table, by the analytic model.
+        causes: By operator and axis.
+    """
+
+    steps: int = 0
+    ns: int = 0
+    outside_steps: int = 0
+    outside_ns: int = 0
+    filled_ns: float = 0.0
+    causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As values that JSON can hold."""
+        return {
+            "steps": self.steps,
+            "ns": self.ns,
+            "outside_steps": self.outside_steps,
+            "outside_ns": self.outside_ns,
+            "filled_ns": self.filled_ns,
+            "causes": [
+                {"operator": name, "axis": axis, **vars(cause)}
+                for (name, axis), cause in self.causes.items()
+            ],
+        }
+
+
+def add_up(usages: Iterable[Mapping[str, Any]]) -> Usage:
+    """The counts of several replicas as one."""
+    total = Usage()
+    for each in usages:
+        total.steps += each["steps"]
+        total.ns += each["ns"]
+        total.outside_steps += each["outside_steps"]
+        total.outside_ns += each["outside_ns"]
+        total.filled_ns += each["filled_ns"]
+        for said in each["causes"]:
+            cause = total.causes.setdefault((said["operator"], said["axis"]), Cause())
+            cause.steps += said["steps"]
+            cause.operator_ns += said["operator_ns"]
+            cause.reach(said["ratio"], said["value"], said["edge"])
+    return total
+
+
+def sentence(usage: Usage) -> str:
+    """The line of a summary."""
+    if not usage.steps:
+        return "measured grid: no step was run"
+    share = f"{_percent(usage.outside_steps, usage.steps)} of steps"
+    text = f"outside the measured grid: {share}"
+    if usage.outside_steps:
+        text += f" and {_percent(usage.outside_ns, usage.ns)} of simulated time: {_causes(usage)}"
+    if usage.filled_ns:
+        text += f"; filled from roofline: {_percent(usage.filled_ns, usage.ns)} of simulated time"
+    return text
+
+
+def _causes(usage: Usage) -> str:
+    causes = sorted(usage.causes.items(), key=lambda item: -item[1].operator_ns)
+    said = [_cause(name, axis, cause, usage) for (name, axis), cause in causes[:MOST_CAUSES]]
+    if len(causes) > MOST_CAUSES:
+        said.append(f"and {len(causes) - MOST_CAUSES} more")
+    return "; ".join(said)
+
+
+def _cause(name: str, axis: str, cause: Cause, usage: Usage) -> str:
+    return (
+        f"{name}, {axis} {cause.value:,.6g} where the nearest measured is {cause.edge:,.6g} "
+        f"({cause.ratio:.3g}x at most, {_percent(cause.steps, usage.steps)} of steps, itself "
+        f"{_percent(cause.operator_ns, usage.ns)} of time)"
+    )
+
+
+def _percent(part: float, whole: float) -> str:
+    share = part / whole if whole else 0.0
+    return f"{share:.1%}" if share >= 0.0005 or not part else "under 0.1%"
