@@ -46,14 +46,14 @@ class Setting:
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
         return drawn.to(self.dtype).to(self.device)
 
+    @property
+    def sums(self) -> torch.dtype:
+        """Type of results: float32 if operands are converted to it, to lose nothing at the end."""
+        return torch.float32 if self.upcast else self.dtype
+
     def unwritten(self, *shape: int) -> torch.Tensor:
         """An output tensor full of NaN: what a kernel does not write shows."""
-        return torch.full(shape, float("nan"), dtype=self.dtype, device=self.device)
-
-    @property
-    def limit(self) -> float:
-        """Largest error allowed."""
-        return LIMITS[self.dtype]
+        return torch.full(shape, float("nan"), dtype=self.sums, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,20 @@ class Check:
     name: str
     pairs: Callable[[Setting], Pairs]
 
-    def error(self, setting: Setting) -> float:
-        """Largest error over the outputs."""
-        return max(norm_ratio(ours, reference) for ours, reference in self.pairs(setting))
+    def errors(self, setting: Setting) -> list[tuple[float, float]]:
+        """Error of each output, and the largest that its type allows."""
+        return [
+            (norm_ratio(ours, reference), LIMITS.get(ours.dtype, LIMITS[setting.sums]))
+            for ours, reference in self.pairs(setting)
+        ]
+
+    def wrong(self, setting: Setting) -> str:
+        """What is wrong with the kernel, or an empty string."""
+        return "; ".join(
+            f"{self.name}: output {number} has error {error:.1e}, over {limit:.0e}"
+            for number, (error, limit) in enumerate(self.errors(setting))
+            if not error <= limit
+        )
 
 
 def norm_ratio(ours: torch.Tensor, reference: torch.Tensor) -> float:

@@ -28,7 +28,15 @@ from kernels_profile.kernels.launch import Launch
 from sim.errors import ProfileError, nearest
 
 PACKAGE = "kernels_profile.kernels"
-MODULES = ("linear",)
+MODULES = (
+    "linear",
+    "norm",
+    "rotary",
+    "prefill_attention",
+    "decode_attention",
+    "activation",
+    "sampling",
+)
 """Kernel modules, in the order of the table; each has `compile_cases() -> list[CompileCase]`."""
 
 

@@ -138,6 +138,11 @@ def divisible(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
 
 
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor without numbers, for launches that are compiled but not run."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
 def need(holds: bool, message: str) -> None:
     """Raise a ProfileError with this message unless `holds`."""
     if not holds:

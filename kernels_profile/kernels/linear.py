@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels_profile.kernels.compiling import CompileCase
-from kernels_profile.kernels.launch import Config, Launch, need
+from kernels_profile.kernels.launch import Config, Launch, meta, need
 from sim.errors import ProfileError
 
 
@@ -81,6 +81,25 @@ def _linear_kernel(
     part = tl.program_id(1)
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = product(
+        x, w, rows, columns, m, n, k, x_stride, w_stride, part,
+        EVEN_K, UPCAST, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K,
+    )  # fmt: skip
+    if x_scale is not None:
+        total *= _scales(x_scale, rows, m, X_ROWS)[:, None]
+        total *= _scales(w_scale, columns, n, W_ROWS)[None, :]
+    kept = (rows < m)[:, None] & (columns < n)[None, :]
+    at = out + part.to(tl.int64) * m * n + rows.to(tl.int64)[:, None] * n + columns[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def product(
+    x, w, rows, columns, m, n, k, x_stride, w_stride, part,
+    EVEN_K: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
+):  # fmt: skip
+    """Rows of x times columns (rows of w), over steps `part`, `part + SPLIT_K`, ... of k."""
     inner = part * BLOCK_K + tl.arange(0, BLOCK_K)
     # Rows past the end read the last one instead: no mask in the loop, and nothing of them is kept.
     x_rows = tl.minimum(rows, m - 1).to(tl.int64)
@@ -100,12 +119,7 @@ def _linear_kernel(
         total = tl.dot(a, b, total, input_precision="ieee")
         x_at += BLOCK_K * SPLIT_K
         w_at += BLOCK_K * SPLIT_K
-    if x_scale is not None:
-        total *= _scales(x_scale, rows, m, X_ROWS)[:, None]
-        total *= _scales(w_scale, columns, n, W_ROWS)[None, :]
-    kept = (rows < m)[:, None] & (columns < n)[None, :]
-    at = out + part.to(tl.int64) * m * n + rows.to(tl.int64)[:, None] * n + columns[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=kept)
+    return total
 
 
 @triton.jit
@@ -277,9 +291,8 @@ def compile_cases() -> list[CompileCase]:
 def _cases(
     m: int, n: int, k: int, dtype: torch.dtype, config: LinearConfig, first: int
 ) -> list[CompileCase]:
-    x, w = (torch.empty((rows, k), dtype=dtype, device="meta") for rows in (m, n))
-    out = torch.empty((m, n), dtype=torch.bfloat16, device="meta")
-    scale = torch.empty((1,), dtype=torch.float32, device="meta")
+    x, w, out = meta(m, k, dtype=dtype), meta(n, k, dtype=dtype), meta(m, n)
+    scale = meta(1, dtype=torch.float32)
     fp8 = dtype == torch.float8_e4m3fn
     matrix = "native" if config.block_m >= 64 else "any"
     about = f"{'fp8' if fp8 else 'bf16'} n={n} k={k}"
