@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from experiments import engines, listing, options
 from experiments import schema as keys
 from experiments.schema import POOL_KEYS, Experiment
+from kernels_profile.distserve import FITS
 from kernels_profile.host import HOSTS, HostOverhead
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.step_time import LinearStepTime
@@ -156,11 +157,22 @@ def _step_time(described: Mapping[str, Any]) -> Schema:
     }
     return {
         "anyOf": [
-            {"enum": ["roofline"]},
+            {"enum": ["roofline", "distserve-fit"]},
             _of_class(LinearStepTime, "model", "linear"),
             roofline,
+            _distserve_fit(),
         ],
         "description": described.get("description", ""),
+    }
+
+
+def _distserve_fit() -> Schema:
+    engines = sorted({engine for engine, _, _ in FITS})
+    engine = {"enum": engines, "default": "distserve", "description": "Whose steps were fitted."}
+    return {
+        "type": "object",
+        "properties": {"model": {"const": "distserve-fit"}, "engine": engine},
+        "additionalProperties": False,
     }
 
 

@@ -127,6 +127,28 @@ def _roofline(
         raise ConfigError(placed(where, error)) from None
 
 
+def _distserve_fit(
+    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str
+) -> StepTimeModel:
+    from kernels_profile.distserve import DEVICE, DistServeStepTime
+
+    for key in chosen:
+        if key != "engine":
+            raise ConfigError(
+                f"{where}.{key}: distserve-fit has no such option; {suggestion(key, ['engine'])}"
+            )
+    if device.name != DEVICE:
+        raise ConfigError(f"{where}: distserve-fit is of {DEVICE} only, not of {device.name}")
+    if pool.precision.weights not in ("fp16", "bf16") or pool.precision.kv not in ("fp16", "bf16"):
+        raise ConfigError(f"{where}: distserve-fit is of 16-bit weights and KV only")
+    try:
+        return DistServeStepTime(
+            model.name, str(chosen.get("engine", "distserve")), pool.tensor_parallel
+        )
+    except PhasewiseError as error:
+        raise ConfigError(placed(where, error)) from None
+
+
 def _host(host: object, where: str) -> HostOverhead:
     """Host time of each step: the name of a preset, or its two terms."""
     from kernels_profile.host import HOSTS, HostOverhead
@@ -140,5 +162,7 @@ def _host(host: object, where: str) -> HostOverhead:
     return HOSTS[canonical(host)]
 
 
-STEP_TIMES: Mapping[str, _Maker] = MappingProxyType({"linear": _linear, "roofline": _roofline})
+STEP_TIMES: Mapping[str, _Maker] = MappingProxyType(
+    {"linear": _linear, "roofline": _roofline, "distserve-fit": _distserve_fit}
+)
 """Step-time models by name."""

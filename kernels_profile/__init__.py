@@ -20,7 +20,13 @@ def _roofline(**options: Any) -> StepTimeModel:
     return RooflineStepTime(**options)
 
 
+def _distserve_fit(**options: Any) -> StepTimeModel:
+    from kernels_profile.distserve import DistServeStepTime
+
+    return DistServeStepTime(**options)
+
+
 STEP_TIMES: Mapping[str, Callable[..., StepTimeModel]] = MappingProxyType(
-    {"linear": LinearStepTime, "roofline": _roofline}
+    {"linear": LinearStepTime, "roofline": _roofline, "distserve-fit": _distserve_fit}
 )
 """What builds a step-time model, by its name in a config; options by keyword."""

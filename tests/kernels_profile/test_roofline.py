@@ -45,7 +45,7 @@ def decodes(rows: int, context: int) -> StepWork:
 
 def test_it_is_a_step_time_model():
     assert isinstance(LLAMA, StepTimeModel)
-    assert set(STEP_TIMES) == {"linear", "roofline"}
+    assert set(STEP_TIMES) >= {"linear", "roofline"}
     built = STEP_TIMES["roofline"](model=LLAMA.model, device=LLAMA.device)
     assert built.step_ns(decodes(8, 8000), 0) == LLAMA.step_ns(decodes(8, 8000), 0)
 
