@@ -47,7 +47,7 @@ class Sarathi(Policy):
                 break
             batch.tokens[request] = tokens = min(request.remaining_tokens, left)
             left -= tokens
-        if state.preempted:
+        if state.short_of_blocks:
             batch.cause = Cause.PREEMPTED
         elif state.waiting:
             left = self._admit(state, batch, left)

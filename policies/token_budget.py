@@ -60,7 +60,7 @@ class TokenBudget(Policy):
         if left is None:
             batch.all_decodes = False
             left = self._serve_in_turn(state, batch)
-        if state.preempted:
+        if state.short_of_blocks:
             batch.cause = Cause.PREEMPTED
         elif state.waiting:
             left = self._admit(state, batch, left)
@@ -143,7 +143,7 @@ class TokenBudget(Policy):
                 return left
             request = waiting[0]
             tokens = self._chunk(request, 0, left)
-            keep = int(self.watermark * kv.total_blocks) if state.running else 0
+            keep = int(self.watermark * kv.total_blocks) if state.num_running else 0
             if self.reserve_full_prompt:
                 keep += kv.blocks_for(request.known_tokens) - kv.blocks_for(tokens)
             if not kv.allocate(request, tokens, keep_free=keep):

@@ -12,6 +12,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sim.records import Lifetime
     from sim.request import Request
 
 _NEVER_GROWS, _COUNTED, _LATE = 0, 1, 2
@@ -28,6 +29,9 @@ class DecodeGroup:
         taken: The blocks of the next tick have been taken from the pool.
         needs: Members that need a block in a tick, by the clock modulo the block size.
         late: Members that own blocks for more than the next tick, by the clock at which that ends.
+        finish: (tick, sequence, life): when members emit their last token on their replica; stale
+            entries among them. Kept by the replica.
+        log: Number of `ends_ns` among the logs of a run; -1 if it is none of them.
     """
 
     __slots__ = (
@@ -36,7 +40,9 @@ class DecodeGroup:
         "block_tokens",
         "clock",
         "ends_ns",
+        "finish",
         "late",
+        "log",
         "needs",
         "size",
         "taken",
@@ -53,6 +59,8 @@ class DecodeGroup:
         # minus clock is constant: that is whenever the clock has one residue, by which it counts.
         self.needs = [0] * block_tokens
         self.late: list[tuple[int, int, Request]] = []
+        self.finish: list[tuple[int, int, Lifetime]] = []
+        self.log = -1
         self._late_seq = 0
 
     # --- membership

@@ -25,6 +25,7 @@ class Flight:
         work: What the first iteration computes, padding included.
         prefill_tokens: Real prompt tokens computed in each iteration.
         decodes: Real decodes in each iteration.
+        group: The decoding requests that take part if it ticks.
         applied: Iterations whose effect has been applied.
         ahead_blocks: Blocks that were taken, when last synced, for the chunk then in progress.
         notes: What the log of decisions needs; None if there is none.
@@ -37,6 +38,7 @@ class Flight:
         "chunks",
         "decodes",
         "ends_ns",
+        "group",
         "notes",
         "prefill_tokens",
         "start_ns",
@@ -52,6 +54,7 @@ class Flight:
         decodes: int,
         work: StepWork,
         prefill_tokens: int,
+        group: DecodeGroup,
     ) -> None:
         self.batch = batch
         self.start_ns = start_ns
@@ -61,6 +64,7 @@ class Flight:
         self.work = work
         self.prefill_tokens = prefill_tokens
         self.decodes = decodes
+        self.group = group
         self.applied = self.ahead_blocks = 0
         self.notes: DecisionNotes | None = None
 
@@ -76,9 +80,9 @@ class Flight:
             lengths.append(model.step_ns(step, first_iteration + i))
         return lengths
 
-    def blocks_needed(self, n: int, group: DecodeGroup, kv: BlockPool) -> int:
+    def blocks_needed(self, n: int, kv: BlockPool) -> int:
         """Blocks that the first `n` iterations take, beyond those that the chunks hold already."""
-        blocks = group.blocks_needed(n) if self.ticks else 0
+        blocks = self.group.blocks_needed(n) if self.ticks else 0
         for request, tokens in self.chunks:
             stored = request.computed_then + n * tokens
             blocks += max(0, kv.blocks_for(stored) - request.held_blocks)
@@ -106,14 +110,14 @@ class DecisionNotes:
     __slots__ = ("free_after", "members", "preempted")
 
     def __init__(self, flight: Flight, state: ReplicaState) -> None:
-        group, free = state.group, state.kv.free_blocks
+        group, free = flight.group, state.kv.free_blocks
         self.preempted = [request.index for request in state.preempted]
         self.members: list[int] = []
         if flight.ticks:
             self.members = [r.index for r in state.running if r.group is group]
-        first = flight.blocks_needed(1, group, state.kv)
+        first = flight.blocks_needed(1, state.kv)
         iterations = range(1, len(flight.ends_ns) + 1)
-        needs = [flight.blocks_needed(i, group, state.kv) - first for i in iterations]
+        needs = [flight.blocks_needed(i, state.kv) - first for i in iterations]
         self.free_after = [free - need for need in needs]
 
     def decisions(self, flight: Flight, iterations: int, replica: int) -> list[Decision]:
@@ -125,3 +129,9 @@ class DecisionNotes:
             entries.append(Decision(replica, start, end, dict(tokens), gone, free))
             start, gone = end, []
         return entries
+
+    def drop(self, iterations: int) -> None:
+        """Forget the first iterations: they are over and logged."""
+        del self.free_after[:iterations]
+        if iterations:
+            self.preempted = []

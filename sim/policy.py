@@ -7,7 +7,8 @@ A policy decides; it does not wait, keep time, draw random numbers or record met
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -28,13 +29,16 @@ class ReplicaState:
         waiting: Requests to be prefilled here, the next one at ``waiting[0]``.
         running: Admitted requests in order of admission (a dict used as an ordered set).
         prefilling: Those of `running` whose prefill is not complete, in the same order.
-        away: Requests in a batch under way on a replica with several stages: they keep their seats
-            and blocks, and are neither scheduled nor preempted.
+        away: Number of requests in batches under way on a replica with several stages: they keep
+            their seats and blocks, and are neither scheduled nor preempted (rules 55 and 86).
         loaded: Decode role: requests whose KV has arrived and that do not run yet.
         group: The decoding requests as a whole: their number, context and needs of blocks.
         now_ns: The instant of this pass.
         wake_at_ns: A policy may set it: have a pass at this instant although nothing happens.
         preempted: Requests preempted in this pass, in order.
+        held_back: Requests that would have had to preempt themselves in this pass, and were spared
+            since another batch is under way: they keep their blocks and are not scheduled (rule
+            87).
         max_model_len: Longest prompt + max_tokens, or None.
         watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
     """
@@ -49,6 +53,7 @@ class ReplicaState:
         watermark_blocks: int = 0,
         on_preempt: Callable[[Request, int, int, int | None], None] | None = None,
         on_join: Callable[[Request], None] | None = None,
+        on_leave: Callable[[Request], None] | None = None,
     ) -> None:
         self.kv = kv
         self.order = order
@@ -58,27 +63,34 @@ class ReplicaState:
         self.waiting = WaitingQueue(order)
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
-        self.away: dict[Request, None] = {}
+        self.away = 0
         self.loaded: deque[Request] = deque()
         self.group = DecodeGroup(kv.block_tokens)
         self.paused: dict[Request, None] = {}
         self.now_ns = 0
         self.wake_at_ns: int | None = None
         self.preempted: list[Request] = []
+        self.held_back: list[Request] = []
         self.admitted: list[Request] = []
         self._on_preempt = on_preempt
         self._on_join = on_join
+        self._on_leave = on_leave
         self._seats = 0
 
     @property
     def num_running(self) -> int:
         """Requests that have a seat, those in a batch under way included."""
-        return len(self.running) + len(self.away)
+        return len(self.running) + self.away
 
     @property
     def num_decoding(self) -> int:
         """Running requests whose prefill is complete."""
         return len(self.running) - len(self.prefilling)
+
+    @property
+    def short_of_blocks(self) -> bool:
+        """Whether somebody gave way in this pass, so that policies which preempt admit nobody."""
+        return bool(self.preempted or self.held_back)
 
     def admit(self, request: Request, cached_tokens: int = 0) -> None:
         """Move a waiting request to the tail of running; the caller has allocated its blocks.
@@ -105,19 +117,47 @@ class ReplicaState:
         else:
             self.join_group(request)
 
-    def send_away(self, request: Request) -> None:
-        """A running request is part of a batch that other batches may join in flight."""
-        del self.running[request]
-        self.prefilling.pop(request, None)
-        self.away[request] = None
+    def send_away(
+        self, chunks: Sequence[Request], *, decodes: bool, next_group: DecodeGroup
+    ) -> Riders:
+        """The requests of a batch leave sight, as passes are made while it is under way.
 
-    def bring_back(self, request: Request) -> None:
-        """Its batch has left the last stage: it is running again, in its old place."""
-        del self.away[request]
-        self.running[request] = None
-        self.running = dict.fromkeys(sorted(self.running, key=_seat))
-        if request.prefilling:
-            self.prefilling = {r: None for r in self.running if r.prefilling}
+        Where that is all of running, nothing is done request by request.
+
+        Args:
+            chunks: Those that compute prefill pieces.
+            decodes: Whether the decode group goes along.
+            next_group: An empty one, which then takes its place.
+        """
+        running, prefilling = self.running, self.prefilling
+        if len(chunks) + (self.group.size if decodes else 0) == len(running):
+            riders = Riders(running, prefilling, self.group if decodes else None)
+            self.running, self.prefilling = {}, {}
+        elif decodes:
+            gone = set(chunks)
+            stay = [r for r in prefilling if r not in gone]
+            riders = Riders(running, _in_order(chunks), self.group)
+            self.prefilling = dict.fromkeys(stay)
+            self.running = _in_order([*stay, *self.paused])
+            for request in self.running:
+                del running[request]
+        else:
+            riders = Riders(_in_order(chunks), _in_order(chunks), None)
+            for request in chunks:
+                del running[request], prefilling[request]
+        if decodes:
+            self.group = next_group
+        self.away += len(riders.running)
+        return riders
+
+    def bring_back(self, riders: Riders) -> None:
+        """Their batch has left the last stage: they are running again, in their old places.
+
+        (The decode group that went along is the replica's to merge.)
+        """
+        self.away -= len(riders.running)
+        self.running = _merged(self.running, riders.running)
+        self.prefilling = _merged(self.prefilling, riders.prefilling)
 
     def preempt(self, request: Request) -> None:
         """By recompute: KV freed, the request waits again and later prefills all it knows."""
@@ -144,7 +184,8 @@ class ReplicaState:
         Args:
             request: Running; it computes `tokens` more tokens in this iteration.
             later: Possible victims, the last one first; victims are taken out of it. When it is
-                empty, `request` itself is preempted.
+                empty, `request` itself is preempted, or held back while other batches are under
+                way.
             spare_blocks: Blocks that must be free although it may not need one (vLLM's conservative
                 check asks for 1).
             tokens: New tokens.
@@ -156,10 +197,24 @@ class ReplicaState:
         need = max(0, self.kv.blocks_for(total) - self.kv.held(request))
         while self.kv.free_blocks < max(need, spare_blocks):
             victim = self.order.victim(request, later)
+            if victim is request and self.away:
+                self.hold_back(request)
+                return False
             self.preempt(victim)
             if victim is request:
                 return False
         return self.kv.allocate(request, total)
+
+    def hold_back(self, request: Request) -> None:
+        """It stays as it is and is not scheduled in this pass, others of it being under way."""
+        self.held_back.append(request)
+        group = request.group
+        if group is not None:
+            if self._on_leave is None:
+                group.leave(request)
+            else:
+                self._on_leave(request)
+            self.paused[request] = None
 
     def make_room_for_decodes(self, spare_blocks: int = 0) -> None:
         """Preempt from the tail of running until each decode, in turn, has its next block.
@@ -191,10 +246,10 @@ class ReplicaState:
         return True
 
     def resume_all(self) -> None:
-        """Let decodes that sat out an iteration take part again."""
-        for request in self.paused:
+        """Let decodes that sat out an iteration take part again, but those held back just now."""
+        for request in [r for r in self.paused if r not in self.held_back]:
+            del self.paused[request]
             self.join_group(request)
-        self.paused.clear()
 
     def join_group(self, request: Request) -> None:
         """Let a running request whose prefill is complete decode with the others."""
@@ -215,6 +270,32 @@ class ReplicaState:
 
 def _seat(request: Request) -> int:
     return request.seat
+
+
+def _in_order(requests: Iterable[Request]) -> dict[Request, None]:
+    return dict.fromkeys(sorted(requests, key=_seat))
+
+
+def _merged(here: dict[Request, None], back: dict[Request, None]) -> dict[Request, None]:
+    """Both in order of seats; one of the two is taken over where the other is empty."""
+    if not here or not back:
+        return here or back
+    return _in_order([*here, *back])
+
+
+@dataclass(frozen=True, slots=True)
+class Riders:
+    """Requests of a batch under way that other passes do not see (rule 55).
+
+    Attributes:
+        running: All of them, in order of seats.
+        prefilling: Those whose prefill is not complete.
+        group: The decoding ones among them as a whole, or None.
+    """
+
+    running: dict[Request, None]
+    prefilling: dict[Request, None]
+    group: DecodeGroup | None
 
 
 class Policy:

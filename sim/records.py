@@ -204,13 +204,18 @@ class Recorder:
         self.reasons: dict[str, int] = {"": 0}
         # (request, log or -1, first tick or time, tokens): a stretch of tokens by reference.
         self.spans = array("q")
-        # replica, start, end, iterations, prefill, decodes, context, blocks, waiting, cause
         self.steps = array("q")
         self.step_rows = 0
         self.events = array("q")
         self.series = array("q")
         self.transfers = array("q")
         self.decisions: list[Decision] = []
+        self.logs: list[array[int]] = []
+
+    def add_log(self, ends_ns: array[int]) -> int:
+        """Ends of the ticks of one more decode group, which still grow; returns its number."""
+        self.logs.append(ends_ns)
+        return len(self.logs) - 1
 
     def span(self, index: int, log: int, first_tick: int, tokens: int) -> None:
         """Tokens of a request that ended with consecutive ticks of a decode group."""
@@ -220,14 +225,25 @@ class Recorder:
         """Tokens of a request that came at one instant."""
         self.spans.extend((index, -1, now_ns, tokens))
 
-    def step(self, replica: int, flight: Flight, n: int, used: int, waiting: int) -> None:
-        """A run of `n` iterations is over."""
+    def step(
+        self,
+        replica: int,
+        flight: Flight,
+        n: int,
+        start_ns: int,
+        end_ns: int,
+        used: int,
+        waiting: int,
+        stage: int,
+        busy_ns: int,
+    ) -> None:
+        """A run of `n` iterations is over, or (with several stages) has left one of them."""
         self.step_rows += 1
         self.steps.extend(
             (
                 replica,
-                flight.start_ns,
-                flight.ends_ns[n - 1],
+                start_ns,
+                end_ns,
                 n,
                 flight.prefill_tokens,
                 flight.decodes,
@@ -235,6 +251,8 @@ class Recorder:
                 used,
                 waiting,
                 int(flight.batch.cause),
+                stage,
+                busy_ns,
             )
         )
         if self.record.on_steps is not None and self.step_rows % STEP_CHUNK == 0:
@@ -285,6 +303,9 @@ class Recorder:
 
 
 # Prefill tokens and decodes are those of each iteration of the run, the rest is as of its first.
+# A replica of several stages has a row for each stage (from 1) that a batch, or run, has left: from
+# when it entered to when it moved on; busy_ns of that it received activations and computed, the
+# rest it waited for the next stage. Time of a stage in no row, or not busy in one, is a bubble.
 STEP_COLUMNS = (
     "replica",
     "start_ns",
@@ -296,6 +317,8 @@ STEP_COLUMNS = (
     "blocks_used",
     "waiting",
     "cause",
+    "stage",
+    "busy_ns",
 )
 EVENT_COLUMNS = ("request", "event", "time_ns", "replica", "step")
 SERIES_COLUMNS = ("time_ns", "replica", "waiting", "running", "used_blocks")
@@ -326,7 +349,8 @@ class SimulationResult:
         series: Columns `SERIES_COLUMNS` on a fixed grid.
         transfers: Columns `TRANSFER_COLUMNS`.
         decisions: Every decision, if recorded.
-        logs: Ends of decode ticks of each replica, ns.
+        logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
+            one more than the batches that were under way at once).
         spans: Token times by reference, one row per stretch, in order of request, then time:
             request, log (-1: one instant), first tick (or time), tokens.
     """

@@ -20,6 +20,7 @@ from simpy.events import Event
 
 from sim.batch import ScheduledBatch
 from sim.clock import Doorbell, Instant, Phase, now_ns
+from sim.decode_group import DecodeGroup
 from sim.errors import StuckError
 from sim.flight import DecisionNotes, Flight
 from sim.kvcache import BlockPool
@@ -30,8 +31,8 @@ from sim.request import NEVER, Request
 from sim.step_time import StepTimeModel, StepWork
 
 # Iterations computed ahead: doubled while runs are not cut, so that little is computed in vain.
-_FIRST_RUN = 16
-_LONGEST_RUN = 4096
+FIRST_RUN = 16
+LONGEST_RUN = 4096
 _PATIENCE = 1000
 
 
@@ -124,7 +125,9 @@ class Replica:
             watermark_blocks=self.watermark,
             on_preempt=self._preempted,
             on_join=self._joined_group,
+            on_leave=self._leave_group,
         )
+        self._keep_log(self.state.group, recorder)
         self.lives: dict[Request, Lifetime] = {}
         self.held_for_transfer = self.outstanding = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
@@ -139,10 +142,8 @@ class Replica:
         self._check = check
         self._late = self.policy.deliver_at_batch_end
         self._withholds = withholds_first_token
-        # (tick, sequence, life): when a member of the decode group emits its last token here.
-        self._finish: list[tuple[int, int, Lifetime]] = []
         self._finish_seq = 0
-        self._longest_run = _FIRST_RUN
+        self._longest_run = FIRST_RUN
         self._turn = Phase.SCHEDULE + place
         self._step_end = Phase.STEP_END + place
         self._bell = Doorbell(env)
@@ -151,6 +152,11 @@ class Replica:
         self._timer_ns = NEVER
         self._barren_steps = 0
         self.process = env.process(self._run())
+
+    @staticmethod
+    def _keep_log(group: DecodeGroup, recorder: Recorder) -> None:
+        """Tokens refer to the ticks of the group that they came with."""
+        group.log = recorder.add_log(group.ends_ns)
 
     # --- what routers see
 
@@ -273,6 +279,8 @@ class Replica:
         while True:
             if state.preempted:
                 state.preempted = []
+            if state.held_back:
+                state.held_back = []
             if state.admitted:
                 state.admitted = []
             if state.loaded and policy.joins_loaded:
@@ -302,7 +310,7 @@ class Replica:
             work = StepWork(pieces, decodes, context)
         else:
             work = batch.padding.work(pieces, decodes, context)
-        return Flight(batch, now, chunks, decodes, work, prefill_tokens)
+        return Flight(batch, now, chunks, decodes, work, prefill_tokens, group)
 
     def _select_decodes(self, batch: ScheduledBatch) -> bool:
         """Let just the decodes that the batch lists take part in the next tick; False if none."""
@@ -348,7 +356,7 @@ class Replica:
 
     def _steady_iterations(self, flight: Flight) -> int:
         """For how many iterations the decision holds: nobody finishes, and blocks suffice."""
-        batch, group = flight.batch, self.state.group
+        batch, group = flight.batch, flight.group
         n = batch.chunk_repeat if flight.chunks else batch.repeat
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
         if n == 1 or self.state.preempted:
@@ -357,7 +365,7 @@ class Replica:
             n = self._longest_run
         have = self.kv.free_blocks - batch.spare_blocks
         if flight.ticks:
-            heap = self._finish
+            heap = group.finish
             while heap[0][1] != heap[0][2].finish_seq:
                 heapq.heappop(heap)
             last = heap[0][0] - group.clock
@@ -370,7 +378,7 @@ class Replica:
             have += group.needs[group.clock % group.block_tokens]  # those of the first are taken
         if not flight.chunks:
             return max(1, group.ticks_within(have, n))
-        while n > 1 and flight.blocks_needed(n, group, self.kv) > have:
+        while n > 1 and flight.blocks_needed(n, self.kv) > have:
             n //= 2
         return n
 
@@ -382,7 +390,7 @@ class Replica:
             return
         now = now_ns(self.env)
         at = bisect_left(ends, now)
-        self._longest_run = max(_FIRST_RUN, 2 * (at + 1))
+        self._longest_run = max(FIRST_RUN, 2 * (at + 1))
         if at + 1 >= len(ends):
             return
         del ends[at + 1 :]
@@ -396,7 +404,7 @@ class Replica:
 
     def _advance(self, flight: Flight, upto: int) -> None:
         """Apply the iterations of a run up to `upto`, taking the blocks of the one that follows."""
-        ends, group = flight.ends_ns, self.state.group
+        ends, group = flight.ends_ns, flight.group
         new = ends[flight.applied : upto] if flight.applied or upto < len(ends) else ends
         flight.applied = upto
         more = upto < len(ends)
@@ -418,7 +426,7 @@ class Replica:
         for request, tokens in flight.chunks:
             request.computed_then += tokens
         if flight.ticks:
-            group = self.state.group
+            group = flight.group
             group.clock += 1
             group.ends_ns.append(now)
             group.taken = False
@@ -431,28 +439,30 @@ class Replica:
         n = len(flight.ends_ns)
         now = flight.ends_ns[-1]
         if n == self._longest_run:
-            self._longest_run = min(2 * n, _LONGEST_RUN)
+            self._longest_run = min(2 * n, LONGEST_RUN)
         if n == 1 and not flight.applied:
             self._apply_single(flight, now)
         else:
             self._advance(flight, n)
+        self._conclude(flight, n, now)
+        if self._check:
+            self.verify()
+
+    def _conclude(self, flight: Flight, n: int, now: int) -> None:
+        """What follows from iterations applied: who has its last token leaves, others emit."""
         done: list[Request] = []
-        if flight.ticks and self._finish[0][0] <= self.state.group.clock:
-            self._finish_decodes(done)
+        if flight.ticks and flight.group.finish[0][0] <= flight.group.clock:
+            self._finish_decodes(flight.group, done)
         self._count(flight, n)
-        for request, _ in flight.chunks:
-            if request.computed_then == request.target_tokens and self._prefilled(request, now):
-                done.append(request)
+        self._finish_prefills(flight, done, now)
         if done:
             if len(done) > 1 and flight.batch.in_running_order:
                 done.sort(key=_by_seat)
             self._leave(done, now)
-        if self._check:
-            self.verify()
 
-    def _finish_decodes(self, done: list[Request]) -> None:
+    def _finish_decodes(self, group: DecodeGroup, done: list[Request]) -> None:
         """Requests that emitted their last token here with the tick just completed."""
-        clock, heap = self.state.group.clock, self._finish
+        clock, heap = group.clock, group.finish
         while heap and heap[0][0] <= clock:
             _, seq, life = heapq.heappop(heap)
             if life.finish_seq == seq and life.request is not None:
@@ -461,6 +471,11 @@ class Replica:
             done.sort(key=_by_seat)
         for request in done:
             self._leave_group(request)
+
+    def _finish_prefills(self, flight: Flight, done: list[Request], now: int) -> None:
+        for request, _ in flight.chunks:
+            if request.computed_then == request.target_tokens and self._prefilled(request, now):
+                done.append(request)
 
     def _prefilled(self, request: Request, now: int) -> bool:
         """A prefill is complete and emits a token. True if it was the last to be emitted here."""
@@ -522,25 +537,26 @@ class Replica:
 
     def _joined_group(self, request: Request) -> None:
         """Put the tick with which a group member emits its last token here on the agenda."""
-        life = self.lives[request]
+        life, group = self.lives[request], self.state.group
         self._known_tokens -= request.known_tokens
         self._finish_seq += 1
         life.finish_seq = self._finish_seq
-        clock = self.state.group.clock + life.goal - request.emitted_then
-        heapq.heappush(self._finish, (clock, self._finish_seq, life))
+        clock = group.clock + life.goal - request.emitted_then
+        heapq.heappush(group.finish, (clock, self._finish_seq, life))
 
     def _leave_group(self, request: Request) -> None:
-        first = request.since
-        self._note_ticks(request, first, self.state.group.leave(request))
+        group, first = request.group, request.since
+        assert group is not None
+        self._note_ticks(request, group, first, group.leave(request))
 
-    def _note_ticks(self, request: Request, first: int, ticks: int) -> None:
-        """Record the tokens that a request got as a member of the decode group."""
+    def _note_ticks(self, request: Request, group: DecodeGroup, first: int, ticks: int) -> None:
+        """Record the tokens that a request got as a member of a decode group."""
         life = self.lives[request]
         life.finish_seq = -1
         self._known_tokens += request.known_tokens
         if ticks and not self._late:
-            self._recorder.span(request.index, self.place, first, ticks)
-            life.deliver(ticks, self.state.group.ends_ns[first + ticks - 1])
+            self._recorder.span(request.index, group.log, first, ticks)
+            life.deliver(ticks, group.ends_ns[first + ticks - 1])
 
     # --- bookkeeping
 
@@ -561,7 +577,7 @@ class Replica:
         life.preemptions += 1
         life.recomputed_tokens += lost_tokens
         if ticks is not None:
-            self._note_ticks(request, first_tick, ticks)
+            self._note_ticks(request, self.state.group, first_tick, ticks)
         if self._keeps_events:
             self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
 
@@ -577,10 +593,17 @@ class Replica:
         else:
             self._look_for_progress()
         if self._keeps_steps:
-            used = self.kv.total_blocks - self.kv.free_blocks
-            self._recorder.step(self.place, flight, n, used, len(self.state.waiting))
+            self._log_steps(flight, n)
         if flight.notes is not None:
             self._recorder.decisions += flight.notes.decisions(flight, n, self.place)
+
+    def _log_steps(self, flight: Flight, n: int) -> None:
+        """One row for the first `n` iterations of a flight: there is one stage."""
+        start, end = flight.start_ns, flight.ends_ns[n - 1]
+        used = self.kv.total_blocks - self.kv.free_blocks
+        self._recorder.step(
+            self.place, flight, n, start, end, used, len(self.state.waiting), 1, end - start
+        )
 
     def _set_timer(self, when_ns: int) -> None:
         """The policy wants a pass at this instant although nothing may happen."""
@@ -628,7 +651,7 @@ class Replica:
         # Two pools: blocks held for a slow transfer can make a replica recompute for a long time.
         if self.role != "both" and self._surroundings.may_help(self):
             return
-        stuck = next(iter(self.state.running), None) or next(iter(self.state.waiting))
+        stuck = next(iter(self.lives))
         raise StuckError(
             f"{type(self.policy).__name__} on replica {self.place}: {self._barren_steps} steps "
             f"without a token; stuck at {stuck}, {self.kv.free_blocks} of "
@@ -642,6 +665,10 @@ class Replica:
             if request.group is not None:
                 self._leave_group(request)
 
+    def _groups(self) -> list[DecodeGroup]:
+        """All decode groups with members."""
+        return [self.state.group]
+
     def verify(self) -> None:
         """Assert that blocks are conserved and that queues and counters agree."""
         state, kv = self.state, self.kv
@@ -653,11 +680,12 @@ class Replica:
         )
         decoding = [request for request in state.running if not request.prefilling]
         assert len(decoding) == state.group.size + len(state.paused)
-        context = sum(r.computed_tokens + 1 for r in decoding if r.group is not None)
-        assert context == state.group.context_tokens
+        context = sum(r.computed_tokens + 1 for r in self.lives if r.group is not None)
+        assert context == sum(group.context_tokens for group in self._groups())
         known = sum(r.known_tokens for r, life in self.lives.items() if life.where is self)
         assert known == self._known_tokens + context
-        for request in state.running:
+        seated = [request for request in self.lives if request.seat >= 0]
+        for request in seated:
             assert request.emitted_tokens <= self.lives[request].goal
             room = kv.held(request) * kv.block_tokens
             assert request.computed_tokens <= room, f"{request} has {room} tokens of memory"

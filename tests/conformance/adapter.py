@@ -1,8 +1,8 @@
 """Runs a workload of the reference's format on phasewise, and gives its result in common shape.
 
 Beyond that format: any of our routers by name, ``order`` of a replica and ``predictor`` of the
-workload by name, ``priority`` and ``deadline_ns`` of a request, and ``recompute_last_token`` of the
-transfer.
+workload by name, ``priority`` and ``deadline_ns`` of a request, ``recompute_last_token`` of the
+transfer, and ``stages`` of a replica: a step time for each, with the ``link`` between them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from typing import Any
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.event_loop import simulate
+from sim.pipeline import PipelineReplica
 from sim.records import STATES, Record, SimulationResult
 from sim.replica import ReplicaSpec
 from sim.request import Arrival
+from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
 from tests.conformance.cases import Observed, by_start
 from tests.conformance.workloads import Spec
 
-NOT_OPTIONS = ("policy", "total_blocks", "block_tokens", "max_model_len", "step_time", "order")
+NOT_OPTIONS = (
+    *("policy", "total_blocks", "block_tokens", "max_model_len", "step_time", "order"),
+    *("stages", "link"),
+)
 """Keys of a replica that are not options of its policy."""
 
 
@@ -75,12 +80,21 @@ def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
     return ReplicaSpec(
         policy=POLICIES[config["policy"]](**options),
         num_blocks=config["total_blocks"],
-        step_time=LinearStepTime(**config.get("step_time", {})),
         block_tokens=config.get("block_tokens", 16),
         max_model_len=config.get("max_model_len"),
         kv_bytes_per_token=kv_bytes_per_token,
         order=ORDERS[config.get("order", "fcfs")](),
+        **_staged(config),
     )
+
+
+def _staged(config: Spec) -> dict[str, Any]:
+    """The step time and the class of a replica with stages."""
+    if "stages" not in config:
+        return {"step_time": LinearStepTime(**config.get("step_time", {}))}
+    link = {"bytes_per_token": 0, "bandwidth_bytes_per_s": 1.0} | config.get("link", {})
+    models = [LinearStepTime(**stage) for stage in config["stages"]]
+    return {"step_time": PipelineStepTime(models, StageLink(**link)), "kind": PipelineReplica}
 
 
 def _names(pool: PoolSpec) -> list[str]:

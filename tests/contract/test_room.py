@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
-from simpy.events import Event
 
 from policies import POLICIES, ROUTERS
 from sim.clock import Instant, Phase
 from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
 from sim.event_loop import simulate
-from sim.flight import Flight
 from sim.records import CAUSES, EVENTS, FAILED, FINISHED, STATES, Record
-from sim.replica import Replica, ReplicaSpec
-from sim.request import Arrival, Request
+from sim.replica import ReplicaSpec
+from sim.request import Arrival
 from sim.step_time import LinearStepTime
 
 STEP = LinearStepTime(base_s=10e-9, prefill_token_s=1e-9, decode_s=1e-9)
 """10 ns + 1 ns for each token: every time below can be added up by hand."""
 
 
-def cluster(
-    policy: str = "vllm-v1", *, replicas: int = 1, kind: type[Replica] | None = None
-) -> Cluster:
-    spec = ReplicaSpec(POLICIES[policy](), num_blocks=100, step_time=STEP, kind=kind)
+def cluster(policy: str = "vllm-v1", *, replicas: int = 1) -> Cluster:
+    spec = ReplicaSpec(POLICIES[policy](), num_blocks=100, step_time=STEP)
     return Cluster(PoolSpec("replica", [spec] * replicas, ROUTERS["round-robin"]()))
 
 
@@ -66,103 +61,6 @@ def test_a_rejected_request_causes_the_next_one_in_the_same_instant() -> None:
     result = simulate(AfterRejection(2, 0), cluster(), check=True)
     assert [STATES[s] for s in result.requests["state"]] == ["rejected", "finished"]
     assert result.requests["arrival_ns"].tolist() == [0, 0]
-
-
-# --- a replica of two stages
-
-
-class TwoStages(Replica):
-    """A pipeline of two stages, each of which takes the whole step time of a batch.
-
-    A batch moves on when it has left stage 1 and stage 2 is free; meanwhile the next batch of other
-    requests enters stage 1. Tokens are emitted when a batch leaves stage 2.
-    """
-
-    def _run(self) -> Generator[Event, Any, None]:
-        env = self.env
-        self.riders: dict[Flight, list[tuple[Request, int]]] = {}
-        second: Flight | None = None
-        second_ends = 0
-        while True:
-            if len(self.in_flight) < 2 and not self._first_stage_taken(second) and self._pass():
-                self._board_riders(self.in_flight[-1])
-            first = self.in_flight[-1] if self._first_stage_taken(second) else None
-            if first is None and second is None:
-                self._idle = True
-                self._bell = type(self._bell)(env)
-                yield self._bell
-                self._idle = False
-                continue
-            ends = [second_ends] if second is not None else []
-            if first is not None and first.ends_ns[0] > env.now:
-                ends.append(first.ends_ns[0])
-            yield Instant(env, min(ends) - env.now, self._step_end)
-            if second is not None and second_ends <= env.now:
-                self._alight(second, int(env.now))
-                second = None
-            if first is not None and first.ends_ns[0] <= env.now and second is None:
-                second, second_ends = first, int(env.now) + first.ends_ns[0] - first.start_ns
-            yield Instant(env, 0, self._turn)
-
-    def _first_stage_taken(self, second: Flight | None) -> bool:
-        return bool(self.in_flight) and self.in_flight[-1] is not second
-
-    def notify(self) -> None:
-        if self._idle:
-            self._bell.ring(self._turn)
-
-    def _board_riders(self, flight: Flight) -> None:
-        """All of the batch are away: no other pass sees them."""
-        decodes = [r for r in self.state.running if r.group is not None] if flight.ticks else []
-        for request in decodes:
-            self._leave_group(request)
-        if flight.ticks:
-            self.state.group.taken = False
-        self.riders[flight] = [(request, 1) for request in decodes] + list(flight.chunks)
-        for request, _ in self.riders[flight]:
-            self.state.send_away(request)
-
-    def _alight(self, flight: Flight, now: int) -> None:
-        """The batch leaves the last stage: only now do its effects exist."""
-        assert self.in_flight.pop(0) is flight
-        done = []
-        for request, tokens in self.riders.pop(flight):
-            was_prefilling = request.prefilling
-            request.computed_then += tokens
-            self.state.bring_back(request)
-            if was_prefilling and request.prefilling:
-                continue
-            if was_prefilling:
-                self.state.prefilling[request] = None
-                last = self._prefilled(request, now)
-            else:
-                request.emitted_then += 1
-                self._recorder.token(request.index, now)
-                self.lives[request].deliver(1, now)
-                last = request.emitted_then == self.lives[request].goal
-                if not last:
-                    self.state.join_group(request)
-            if last:
-                done.append(request)
-        self._leave(done, now)
-
-
-def test_a_replica_can_have_two_batches_in_flight() -> None:
-    arrivals = [Arrival(0, 10, 2, 2, 0), Arrival(1, 20, 2, 2, 1)]
-    result = simulate(arrivals, cluster(kind=TwoStages), fast_forward=False)
-    # Request 0: stage 1 from 0 to 20, stage 2 to 40. Request 1 enters stage 1 at 20, not at 40, and
-    # leaves it at 50; stage 2 from 50 to 80. Request 0 decodes alone: stage 1 is free at 50, so 50
-    # to 61; stage 2 is free at 80, to 91. Request 1 decodes: stage 1 from 80 to 91, stage 2 to 102.
-    assert result.token_times_ns(0).tolist() == [40, 91]
-    assert result.token_times_ns(1).tolist() == [80, 102]
-
-
-def test_batches_in_flight_hold_seats_and_are_not_scheduled_again() -> None:
-    arrivals = [Arrival(0, 10, 4, 4, i) for i in range(6)]
-    one = simulate(arrivals, cluster("sarathi"), check=True)
-    two = simulate(arrivals, cluster("sarathi", kind=TwoStages), fast_forward=False)
-    assert two.requests["emitted_tokens"].tolist() == one.requests["emitted_tokens"].tolist()
-    assert (two.requests["state"] == FINISHED).all()
 
 
 # --- a step that is lost

@@ -1,0 +1,400 @@
+"""A replica of several pipeline stages: up to one batch in each (rules 55 and 85 to 87).
+
+A scheduling pass is made when the first stage is free. It sees the requests that are in no batch
+under way; the others keep their seats and blocks. Decoding requests of a batch are a decode group
+of their own, which goes through the stages as a whole: an iteration costs nothing per request, as
+on a replica of one stage. Groups that meet again, all their batches being over, become one.
+
+A batch that is alone, with nobody waiting whom the next pass could admit, is advanced for many
+iterations at once (fast-forward). Whatever reaches the replica meanwhile puts the batch into the
+stage where it is by then. Several batches under way are stepped through.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left
+from collections.abc import Generator
+from itertools import accumulate
+from typing import Any
+
+from simpy import Environment
+from simpy.events import Event
+
+from sim.batch import Cause
+from sim.clock import Doorbell, Instant, now_ns
+from sim.decode_group import DecodeGroup
+from sim.errors import ConfigError
+from sim.flight import DecisionNotes, Flight
+from sim.policy import Riders
+from sim.records import Recorder
+from sim.replica import FIRST_RUN, LONGEST_RUN, Replica, ReplicaSpec, Surroundings
+from sim.request import NEVER, Request
+from sim.stages import PipelineStepTime
+from sim.step_time import StepTimeModel, StepWork
+
+_HOLDS_OUT = (Cause.NO_SEAT, Cause.NO_BLOCKS, Cause.BATCH_RUNNING)
+"""Causes that keep the first waiting request out of the passes between two of the same batch as
+well: these find as many seats, no more free blocks, and the same batch running."""
+
+
+class _Ride:
+    """A batch on its way through the stages.
+
+    Attributes:
+        flight: The batch and its effects.
+        riders: Its requests, out of sight of other passes.
+        iteration: Its number (of the first iteration, for a run).
+        stage: Where it is, from 0.
+        entered_ns: When it moved there.
+        ready_ns: When it may move on.
+        lengths: For a run: of each stage, the time of each iteration in it, ns.
+    """
+
+    __slots__ = ("entered_ns", "flight", "iteration", "lengths", "ready_ns", "riders", "stage")
+
+    def __init__(self, flight: Flight, riders: Riders, iteration: int) -> None:
+        self.flight = flight
+        self.riders = riders
+        self.iteration = iteration
+        self.stage = 0
+        self.entered_ns = self.ready_ns = flight.start_ns
+        self.lengths: list[list[int]] = []
+
+
+class PipelineReplica(Replica):
+    """One model instance over several stages; `ReplicaSpec.step_time` is a `PipelineStepTime`.
+
+    With one stage it gives the very integers of `Replica`, which is quicker. `busy_ns` is the time
+    in which any batch is under way.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        spec: ReplicaSpec,
+        surroundings: Surroundings,
+        recorder: Recorder,
+        **options: Any,
+    ) -> None:
+        if not isinstance(spec.step_time, PipelineStepTime):
+            name = type(spec.step_time).__name__
+            raise ConfigError(f"a pipeline needs a step time for each stage, not one {name}")
+        self._models: tuple[StepTimeModel, ...] = spec.step_time.stages
+        self._stages: list[_Ride | None] = [None] * len(self._models)
+        self._run_ahead: _Ride | None = None
+        self._spare_groups: list[DecodeGroup] = []
+        self._launched = 0
+        self._busy_until_ns = 0
+        super().__init__(env, spec, surroundings, recorder, **options)
+
+    # --- what routers see, and what reaches the replica
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt and emitted tokens of all requests outstanding here, as of now."""
+        self.sync()
+        return self._known_tokens + sum(group.context_tokens for group in self._groups())
+
+    def enqueue(self, request: Request) -> None:
+        """A request joins the waiting queue."""
+        self.state.waiting.join(request)
+        alone = self._run_ahead
+        if alone is None or not self._is_deaf(alone.flight):
+            self.notify()
+
+    def notify(self) -> None:
+        """Something reached the replica: it schedules now if the first stage is free."""
+        if self._run_ahead is not None:
+            self._cut()
+        self._ring()
+
+    def void(self) -> None:
+        """Lose the iterations in flight, in every stage: see `Replica.void`."""
+        if self._run_ahead is not None:
+            self._void_run(self._run_ahead)
+        for ride in self._stages:
+            if ride is not None:
+                ride.flight.ends_ns = []
+                self._lose(ride)
+        self._stages = [None] * len(self._stages)
+        self._launched = self.iterations
+        self._ring()
+
+    # --- the iteration loop
+
+    def _run(self) -> Generator[Event, Any, None]:
+        while True:
+            self._idle = True
+            self._bell = Doorbell(self.env)
+            yield self._bell
+            self._idle = False
+            if self._stages[0] is None and self._run_ahead is None and self._has_something():
+                self._pass()
+
+    def _ring(self) -> None:
+        if self._idle and self._stages[0] is None:
+            self._bell.ring(self._turn)
+
+    def _has_something(self) -> bool:
+        state = self.state
+        return bool(state.running or state.waiting or state.loaded or self.role == "decode")
+
+    def _launch(self, flight: Flight) -> None:
+        """The batch enters the first stage, or runs ahead if it is alone."""
+        n = self._iterations_alone(flight) if self._fast_forward else 1
+        flight.ends_ns = [flight.start_ns] * n  # the length counts; the times follow
+        if self._keeps_decisions:
+            flight.notes = DecisionNotes(flight, self.state)
+        chunks = [request for request, _ in flight.chunks]
+        group = self._empty_group() if flight.ticks else self.state.group
+        riders = self.state.send_away(chunks, decodes=flight.ticks, next_group=group)
+        ride = _Ride(flight, riders, self._launched)
+        self.in_flight.append(flight)
+        self._launched += n
+        if n == 1:
+            self._enter(ride, 0, flight.start_ns)
+        else:
+            self._start_run(ride, n)
+        if self._check:
+            self.verify()
+
+    def _enter(self, ride: _Ride, stage: int, now: int) -> None:
+        """The batch occupies a stage from now on, for the time of that stage at least."""
+        self._stages[stage] = ride
+        length = self._models[stage].step_ns(ride.flight.work, ride.iteration)
+        ride.stage, ride.entered_ns, ride.ready_ns = stage, now, now + length
+        Instant(self.env, length, self._step_end).callbacks.append(self._stage_ends)
+
+    def _stage_ends(self, _: Event) -> None:
+        """Phase (1): batches that are ready move on, from the last stage to the first."""
+        stages, now = self._stages, now_ns(self.env)
+        news = False
+        for stage in range(len(stages) - 1, -1, -1):
+            ride = stages[stage]
+            if ride is None or ride.ready_ns > now:
+                continue
+            if stage == len(stages) - 1:
+                self._log_stage(ride, now)
+                ride.flight.ends_ns = [now]
+                stages[stage] = None
+                self._end(ride)
+                news = True
+            elif stages[stage + 1] is None:
+                self._log_stage(ride, now)
+                stages[stage] = None
+                self._enter(ride, stage + 1, now)
+                news = news or stage == 0
+        if news:
+            self._ring()
+
+    def _end(self, ride: _Ride) -> None:
+        """The batch has left the last stage: only now do its effects exist."""
+        flight = ride.flight
+        del self.in_flight[0]
+        n, now = len(flight.ends_ns), flight.ends_ns[-1]
+        if n == 1 and not flight.applied:
+            self._apply_single(flight, now)
+        else:
+            self._advance(flight, n)
+        self.state.bring_back(ride.riders)
+        self._conclude(flight, n, now)
+        self._reunite(ride.riders.group)
+        if self._check:
+            self.verify()
+
+    # --- decode groups
+
+    def _empty_group(self) -> DecodeGroup:
+        if self._spare_groups:
+            return self._spare_groups.pop()
+        group = DecodeGroup(self.kv.block_tokens)
+        self._keep_log(group, self._recorder)
+        return group
+
+    def _reunite(self, group: DecodeGroup | None) -> None:
+        """A group is back: all that decode and are in no batch under way are one group."""
+        if group is None:
+            return
+        state = self.state
+        large, small = state.group, group
+        if large.size < small.size:
+            large, small = small, large
+        state.group = large
+        if small.size:
+            for request in [r for r in state.running if r.group is small]:
+                self._leave_group(request)
+                state.join_group(request)
+        self._spare_groups.append(small)
+
+    def _groups(self) -> list[DecodeGroup]:
+        away = [flight.group for flight in self.in_flight if flight.ticks]
+        return [self.state.group, *away]
+
+    # --- one batch alone, many iterations at once
+
+    def _iterations_alone(self, flight: Flight) -> int:
+        """For how many iterations the passes between them have nothing to decide."""
+        state = self.state
+        if self.in_flight or len(flight.chunks) + flight.decodes < len(state.running):
+            return 1
+        if state.loaded or (state.waiting and flight.batch.cause not in _HOLDS_OUT):
+            return 1
+        return self._steady_iterations(flight)
+
+    def _is_deaf(self, flight: Flight) -> bool:
+        """Whether who joins the queue now is kept out as those are who wait."""
+        return flight.batch.deaf and flight.batch.cause in _HOLDS_OUT
+
+    def _start_run(self, ride: _Ride, n: int) -> None:
+        flight, start = ride.flight, ride.flight.start_ns
+        for model in self._models:
+            if flight.chunks:
+                ride.lengths.append(flight.chunk_steps_ns(model, n, ride.iteration))
+            else:
+                steps = model.steps_ns(flight.work, n, ride.iteration)
+                ride.lengths.append(steps if isinstance(steps, list) else steps.tolist())
+        ends = list(accumulate(map(sum, zip(*ride.lengths, strict=True)), initial=start))
+        flight.ends_ns = ends[1:]
+        self._run_ahead = ride
+        self._wake = Instant(self.env, ends[-1] - start, self._step_end)
+        self._wake.callbacks.append(self._run_ends)
+
+    def _run_ends(self, _: Event) -> None:
+        """Phase (1): a run is over, uncut or cut at a boundary of this instant."""
+        ride = self._run_ahead
+        assert ride is not None
+        n = len(ride.flight.ends_ns)
+        if n == self._longest_run:
+            self._longest_run = min(2 * n, LONGEST_RUN)
+        self._run_ahead = None
+        self._log_run(ride, n)
+        self._end(ride)
+        self._ring()
+
+    def _cut(self) -> None:
+        """End the run ahead: its iteration of this moment goes on as one batch in its stage.
+
+        What ends at this instant has ended, as phase (1) is past.
+        """
+        ride = self._run_ahead
+        assert ride is not None
+        ends, now = ride.flight.ends_ns, now_ns(self.env)
+        over = bisect_left(ends, now)
+        self._longest_run = max(FIRST_RUN, 2 * (over + 1))
+        self._wake.callbacks.clear()
+        if ends[over] == now:
+            del ends[over + 1 :]
+            self._launched = ride.iteration + over + 1
+            self._run_ends(self._wake)
+            return
+        self._run_ahead = None
+        lengths = [of_stage[over] for of_stage in ride.lengths]
+        self._split(ride, over)
+        self._place(ride, lengths, now)
+        if self._check:
+            self.verify()
+
+    def _split(self, ride: _Ride, over: int) -> None:
+        """Count the iterations of a run that are over; the next one is left, as a single one."""
+        flight = ride.flight
+        self._advance(flight, over)
+        start = flight.start_ns
+        if over:
+            start = flight.ends_ns[over - 1]
+            self._log_run(ride, over)
+            self._count(flight, over)
+        flight.work = _work_after(flight, over)
+        flight.start_ns, flight.ends_ns = start, [start]
+        flight.applied = flight.ahead_blocks = 0
+        if flight.notes is not None:
+            flight.notes.drop(over)
+        ride.lengths = []
+        ride.iteration += over
+        self._launched = ride.iteration + 1
+
+    def _place(self, ride: _Ride, lengths: list[int], now: int) -> None:
+        """Put a batch that was alone into the stage where it is at this moment."""
+        ride.stage, ride.entered_ns = 0, ride.flight.start_ns
+        ride.ready_ns = ride.entered_ns + lengths[0]
+        while ride.ready_ns <= now:
+            self._log_stage(ride, ride.ready_ns)
+            ride.stage += 1
+            ride.entered_ns = ride.ready_ns
+            ride.ready_ns += lengths[ride.stage]
+        self._stages[ride.stage] = ride
+        end = Instant(self.env, ride.ready_ns - now, self._step_end)
+        end.callbacks.append(self._stage_ends)
+
+    def _void_run(self, ride: _Ride) -> None:
+        self.sync()
+        self._run_ahead = None
+        self._wake.callbacks.clear()
+        over = ride.flight.applied
+        del ride.flight.ends_ns[over:]
+        if over:
+            self._log_run(ride, over)
+        self._lose(ride)
+        if over:
+            self._count(ride.flight, over)
+
+    def _lose(self, ride: _Ride) -> None:
+        """The iteration under way never happened; its requests are as they were before it."""
+        self._advance(ride.flight, ride.flight.applied)
+        self.in_flight.remove(ride.flight)
+        self.state.bring_back(ride.riders)
+        self._reunite(ride.riders.group)
+
+    # --- bookkeeping
+
+    def _count(self, flight: Flight, n: int) -> None:
+        """As of one stage, but time in which two batches are under way counts once."""
+        end = flight.ends_ns[n - 1]
+        super()._count(flight, n)
+        self.busy_ns -= max(0, self._busy_until_ns - flight.start_ns)
+        self._busy_until_ns = end
+
+    def _log_steps(self, flight: Flight, n: int) -> None:
+        """Rows are written stage by stage, when a batch leaves one."""
+
+    def _log_stage(self, ride: _Ride, now: int) -> None:
+        if self._keeps_steps:
+            self._log(ride, 1, ride.stage, ride.entered_ns, now, ride.ready_ns - ride.entered_ns)
+
+    def _log_run(self, ride: _Ride, n: int) -> None:
+        """One row of each stage for the first `n` iterations of a run."""
+        if not self._keeps_steps:
+            return
+        start = ride.flight.start_ns
+        end = ride.flight.ends_ns[n - 1] - sum(of_stage[n - 1] for of_stage in ride.lengths)
+        for stage, of_stage in enumerate(ride.lengths):
+            end += of_stage[n - 1]
+            self._log(ride, n, stage, start, end, sum(of_stage[:n]))
+            start += of_stage[0]
+
+    def _log(self, ride: _Ride, n: int, stage: int, start: int, end: int, busy: int) -> None:
+        used, waiting = self.kv.total_blocks - self.kv.free_blocks, len(self.state.waiting)
+        self._recorder.step(self.place, ride.flight, n, start, end, used, waiting, stage + 1, busy)
+
+    def _timer_rings(self, _: Event) -> None:
+        self._timer_ns = NEVER
+        self.notify()
+
+    def settle(self) -> None:
+        """Bring every request up to date when the run is stopped before it ended."""
+        super().settle()
+        for request in list(self.lives):
+            if request.group is not None:
+                self._leave_group(request)
+
+
+def _work_after(flight: Flight, iterations: int) -> StepWork:
+    """What the next iteration computes when some of a run are over and applied."""
+    work = flight.work
+    if flight.chunks:
+        chunks = [(tokens, request.computed_then) for request, tokens in flight.chunks]
+        context = work.context_tokens + iterations * flight.decodes
+        return StepWork(chunks, flight.decodes, context)
+    after = copy.copy(work)
+    after.context_tokens += iterations * work.attending_rows
+    return after

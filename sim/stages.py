@@ -1,0 +1,94 @@
+"""Step times of a replica whose layers are spread over pipeline stages (rules 55 and 85)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.errors import ConfigError
+from sim.step_time import Ints, StepTimeModel, StepTimeOrigin, StepWork
+
+
+@dataclass(frozen=True)
+class StageLink:
+    """What it costs to send a batch's activations from one stage to the next.
+
+    Attributes:
+        bytes_per_token: Activations of one token, for each row of the batch, padding included.
+        bandwidth_bytes_per_s: Of the link, one direction.
+        latency_s: Paid once for each batch and move.
+    """
+
+    bytes_per_token: int
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def transfer_ns(self, work: StepWork) -> int:
+        """Length of one move, ns, rounded half to even; 0 is possible."""
+        rows = work.prefill_tokens + work.decode_rows
+        seconds = rows * self.bytes_per_token / self.bandwidth_bytes_per_s
+        return round((self.latency_s + seconds) * 1e9)
+
+
+@dataclass(frozen=True)
+class _LaterStage:
+    """A stage that receives activations first; they belong to its time."""
+
+    model: StepTimeModel
+    link: StageLink
+
+    def step_ns(self, work: StepWork, iteration: int) -> int:
+        """Transfer, then the stage's own step."""
+        return self.link.transfer_ns(work) + self.model.step_ns(work, iteration)
+
+    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> list[int] | Ints:
+        """The rows of a run stay the same, and so does the transfer."""
+        transfer, steps = self.link.transfer_ns(work), self.model.steps_ns(work, n, first_iteration)
+        return [transfer + step for step in steps] if isinstance(steps, list) else steps + transfer
+
+    def describe(self) -> StepTimeOrigin:
+        """That of the stage's step."""
+        return self.model.describe()
+
+
+class PipelineStepTime:
+    """A `StepTimeModel` made of one for each stage, and the link between neighbours.
+
+    As a whole it gives the time of a batch that is alone in the pipeline: the sum of the stages and
+    of the moves between them. `PipelineReplica` asks its `stages` one by one.
+
+    Args:
+        models: Of each stage, first stage first; each gives the time of its own layers.
+        link: Between a stage and the next.
+
+    Attributes:
+        stages: Step-time models of the stages, the transfer into each included.
+    """
+
+    def __init__(self, models: Sequence[StepTimeModel], link: StageLink) -> None:
+        if not models:
+            raise ConfigError("a pipeline without stages: give at least 1")
+        self.link = link
+        later = [_LaterStage(model, link) for model in models[1:]]
+        self.stages: tuple[StepTimeModel, ...] = (models[0], *later)
+
+    def step_ns(self, work: StepWork, iteration: int) -> int:
+        """See `StepTimeModel.step_ns`."""
+        return sum(stage.step_ns(work, iteration) for stage in self.stages)
+
+    def steps_ns(self, work: StepWork, n: int, first_iteration: int) -> list[int] | Ints:
+        """See `StepTimeModel.steps_ns`."""
+        total = np.zeros(n, np.int64)
+        for stage in self.stages:
+            total += np.asarray(stage.steps_ns(work, n, first_iteration), np.int64)
+        return total
+
+    def describe(self) -> StepTimeOrigin:
+        """That of the first stage, which has the host's time, and the number of stages."""
+        told = self.stages[0].describe()
+        if len(self.stages) == 1:
+            return told
+        origin = f"{told.origin}; sum of {len(self.stages)} pipeline stages"
+        return StepTimeOrigin(told.model, origin, told.error)
