@@ -182,7 +182,7 @@ def _replica(
     policy = parts.policy(pool, place, folder)
     with _told_at(place):
         policy.check(blocks, pool.kv.block_tokens, pool.max_model_len)
-    step_time = parts.step_time(pool, model, device, where("pools", role, "step_time"))
+    step_time = parts.step_time(pool, model, device, where("pools", role, "step_time"), folder)
     told = step_time.describe()
     spec = ReplicaSpec(
         policy=policy,

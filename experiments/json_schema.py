@@ -17,7 +17,9 @@ from pydantic import TypeAdapter
 from experiments import engines, listing, options
 from experiments import schema as keys
 from experiments.schema import POOL_KEYS, Experiment
+from experiments.step_times import LinkOption, NoiseOption, ProfileOptions
 from kernels_profile.distserve import FITS
+from kernels_profile.graphs import GRAPHS
 from kernels_profile.host import HOSTS, HostOverhead
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.step_time import LinearStepTime
@@ -157,13 +159,25 @@ def _step_time(described: Mapping[str, Any]) -> Schema:
     }
     return {
         "anyOf": [
-            {"enum": ["roofline", "distserve-fit"]},
+            {"enum": ["roofline", "profile", "distserve-fit"]},
             _of_class(LinearStepTime, "model", "linear"),
             roofline,
+            _profile(host),
             _distserve_fit(),
         ],
         "description": described.get("description", ""),
     }
+
+
+def _profile(host: Schema) -> Schema:
+    profile = _of_class(ProfileOptions, "model", "profile")
+    own: Schema = profile["properties"]
+    sizes = {"type": "array", "items": {"type": "integer", "minimum": 1}}
+    own["cuda_graphs"]["anyOf"] = [{"enum": [*GRAPHS]}, sizes]
+    own["noise"]["anyOf"] = [{"enum": ["table", "none"]}, _of_class(NoiseOption)]
+    own["collectives"]["anyOf"] = [{"type": "string"}, _of_class(LinkOption), {"type": "null"}]
+    own["host"] = host
+    return profile
 
 
 def _distserve_fit() -> Schema:

@@ -82,12 +82,19 @@ def _named(kind: str, registry: Mapping[str, Any], named: Named, where: str, fol
 _Maker = Callable[[Pool, ModelSpec, DeviceSpec, Named, str], StepTimeModel]
 
 
-def step_time(pool: Pool, model: ModelSpec, device: DeviceSpec, where: str) -> StepTimeModel:
-    """How long iterations of a pool's replicas take."""
+def step_time(
+    pool: Pool, model: ModelSpec, device: DeviceSpec, where: str, folder: Path
+) -> StepTimeModel:
+    """How long iterations of a pool's replicas take; tables are looked for in `folder` first."""
     name = pool.step_time.get("model")
-    if not isinstance(name, str) or canonical(name) not in STEP_TIMES:
-        raise ConfigError(f"{where}.model: {unknown('step-time model', name, STEP_TIMES)}")
+    if not isinstance(name, str) or canonical(name) not in (*STEP_TIMES, "profile"):
+        choices = (*STEP_TIMES, "profile")
+        raise ConfigError(f"{where}.model: {unknown('step-time model', name, choices)}")
     chosen = {key: value for key, value in pool.step_time.items() if key != "model"}
+    if canonical(name) == "profile":
+        from experiments.step_times import profile
+
+        return profile(pool, model, device, chosen, where, folder)
     return STEP_TIMES[canonical(name)](pool, model, device, chosen, where)
 
 
@@ -113,7 +120,7 @@ def _roofline(
         if key != "host":
             hint = suggestion(key, ["host"])
             raise ConfigError(f"{where}.{key}: roofline has no such option; {hint}")
-    more = {"host": _host(chosen["host"], f"{where}.host")} if "host" in chosen else {}
+    more = {"host": host(chosen["host"], f"{where}.host")} if "host" in chosen else {}
     try:
         return RooflineStepTime(
             model,
@@ -149,20 +156,20 @@ def _distserve_fit(
         raise ConfigError(placed(where, error)) from None
 
 
-def _host(host: object, where: str) -> HostOverhead:
-    """Host time of each step: the name of a preset, or its two terms."""
+def host(said: object, where: str) -> HostOverhead:
+    """Host time of each step: the name of a preset, or its terms."""
     from kernels_profile.host import HOSTS, HostOverhead
 
-    if isinstance(host, Mapping):
-        terms = {key: value for key, value in host.items() if key != "source"}
+    if isinstance(said, Mapping):
+        terms = {key: value for key, value in said.items() if key != "source"}
         given: HostOverhead = options.build(HostOverhead, terms, "host", where)
         return given
-    if not isinstance(host, str) or canonical(host) not in HOSTS:
-        raise ConfigError(f"{where}: {unknown('host preset', host, HOSTS)}")
-    return HOSTS[canonical(host)]
+    if not isinstance(said, str) or canonical(said) not in HOSTS:
+        raise ConfigError(f"{where}: {unknown('host preset', said, HOSTS)}")
+    return HOSTS[canonical(said)]
 
 
 STEP_TIMES: Mapping[str, _Maker] = MappingProxyType(
     {"linear": _linear, "roofline": _roofline, "distserve-fit": _distserve_fit}
 )
-"""Step-time models by name."""
+"""Step-time models by name, `profile` aside, which needs a folder for its tables too."""

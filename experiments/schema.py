@@ -162,7 +162,8 @@ class Pool(Strict):
     """Longest prompt + max_tokens that is accepted; ``none``: no limit. Default: the context length
     of the model, as engines take it."""
     step_time: Named = {"model": "roofline"}
-    """Length of an iteration: ``{model: linear, base_s: ...}`` or ``{model: roofline}``."""
+    """Length of an iteration: ``{model: roofline}``, ``{model: profile, data: DIR}`` from measured
+    tables, or ``{model: linear, base_s: ...}``. An engine adds the host's time of its version."""
 
     @model_serializer(mode="wrap")
     def _say_no_limit(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:

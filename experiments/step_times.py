@@ -1,0 +1,213 @@
+"""A config's ``step_time: {model: profile}``: its options, its tables, and what engines add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from experiments import options
+from experiments.explain import placed, shown
+from experiments.names import canonical, unknown
+from experiments.schema import Named, Pool
+from sim.errors import ConfigError, PhasewiseError
+from sim.specs import DeviceSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from kernels_profile.graphs import CudaGraphs
+    from kernels_profile.links import Collectives
+    from kernels_profile.step_time import ProfiledStepTime
+    from kernels_profile.table import DataSet
+
+DATA = Path(__file__).resolve().parent.parent / "kernels_profile" / "data"
+"""Tables that are shipped, one folder a device."""
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """Options of ``step_time: {model: profile}``, `host` aside.
+
+    Args:
+        data: A data set, a folder whose subfolders are (those of the pool's device are used), or a
+            list of such, in the order in which operators are looked up; relative to the config's
+            folder or to the working folder. Default: the device's shipped tables.
+        outside: What to take beyond the measured grid: the nearest measured time scaled by the
+            roofline's ratio, that time as it is (clamp), or an error.
+        missing: What to do about an operator that no table has: an error, or the roofline's time.
+        strict: Refuse both, whatever else is said (`phasewise run --strict`).
+        cuda_graphs: Captured batch sizes: vllm (V1, all steps), vllm-v0 (decode steps), none, or a
+            list of sizes of decode steps.
+        noise: Factor of each step: table (from the tables' repeats), none, or {cv: x} for a
+            log-normal factor of mean 1 and that variation.
+        collectives: Backend of the table's collectives (default: that of CUDA graphs), or
+            {latency_us: x, bandwidth_bytes_per_s: y} instead of a table.
+        sustained_clock: Share of the clock at which the tables' kernels were timed that a serving
+            load leaves to compute-bound matrix products (0.8 for aiconfigurator's tables).
+    """
+
+    data: str | list[str] | None = None
+    outside: Literal["roofline-scaled", "clamp", "error"] = "roofline-scaled"
+    missing: Literal["error", "roofline"] = "error"
+    strict: bool = False
+    cuda_graphs: str | list[int] = "vllm"
+    noise: str | bool | dict[str, float] = "table"
+    collectives: str | dict[str, float] | None = None
+    sustained_clock: float = field(default=1.0, metadata={"minimum": 0.1, "maximum": 1})
+
+
+@dataclass(frozen=True)
+class NoiseOption:
+    """A user's own noise.
+
+    Args:
+        cv: Standard deviation over mean of the steps' log-normal factors.
+    """
+
+    cv: float = field(metadata={"minimum": 0, "maximum": 2})
+
+
+@dataclass(frozen=True)
+class LinkOption:
+    """Collectives by latency and bandwidth.
+
+    Args:
+        bandwidth_bytes_per_s: Of what one GPU sends.
+        latency_us: Of each, microseconds.
+    """
+
+    bandwidth_bytes_per_s: float = field(metadata={"minimum": 1e6, "maximum": 1e15})
+    latency_us: float = field(default=0.0, metadata={"minimum": 0, "maximum": 1e6})
+
+
+def profile(
+    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str, folder: Path
+) -> ProfiledStepTime:
+    """Step times from tables, as a config says.
+
+    Args:
+        pool: The pool.
+        model: Architecture.
+        device: Data sheet.
+        chosen: Options.
+        where: File and key, for messages.
+        folder: Where relative paths of tables start first.
+
+    Raises:
+        ConfigError: A bad option; tables that are not there, or lack an operator.
+    """
+    from experiments.parts import host
+    from kernels_profile.step_time import ProfiledStepTime
+
+    own = {key: value for key, value in chosen.items() if key != "host"}
+    said: ProfileOptions = options.build(ProfileOptions, own, "profile", where)
+    more: dict[str, Any] = {}
+    if "host" in chosen:
+        more["host"] = host(chosen["host"], f"{where}.host")
+    try:
+        return ProfiledStepTime(
+            model,
+            device,
+            _data_sets(said.data, device, f"{where}.data", folder),
+            precision=pool.precision.weights,
+            kv_dtype=pool.precision.kv,
+            tensor_parallel=pool.tensor_parallel,
+            outside=said.outside,
+            missing=said.missing,
+            strict=said.strict,
+            cuda_graphs=_graphs(said.cuda_graphs, f"{where}.cuda_graphs"),
+            noise_cv=_noise_cv(said.noise, f"{where}.noise"),
+            collectives=_collectives(said.collectives, f"{where}.collectives"),
+            sustained_clock=said.sustained_clock,
+            **more,
+        )
+    except PhasewiseError as error:
+        raise ConfigError(placed(where, error)) from None
+
+
+def data_folders(pool: Pool, folder: Path) -> list[Path]:
+    """Folders of the tables that a pool's step times are looked up in; none for other models.
+
+    Args:
+        pool: The pool.
+        folder: Where relative paths start first.
+    """
+    if canonical(str(pool.step_time.get("model"))) != "profile":
+        return []
+    data = pool.step_time.get("data")
+    if data is None:
+        return [DATA / pool.device]
+    return [_found(str(each), folder) for each in ([data] if isinstance(data, str) else data)]
+
+
+def _data_sets(
+    data: str | list[str] | None, device: DeviceSpec, where: str, folder: Path
+) -> list[DataSet]:
+    from kernels_profile.table import find_data_sets
+
+    if data is None:
+        if not (DATA / device.name).is_dir():
+            raise ConfigError(
+                f"{where}: no tables of {device.name} are shipped; measure some on such a GPU "
+                "(phasewise profile run --out DIR) or import some (phasewise profile import "
+                "--from ... --out DIR), and give data: DIR"
+            )
+        return find_data_sets([DATA / device.name], device.name)
+    paths = [_found(each, folder) for each in ([data] if isinstance(data, str) else data)]
+    if not paths:
+        raise ConfigError(f"{where}: []: expected at least one folder")
+    try:
+        return find_data_sets(paths, device.name)
+    except PhasewiseError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _found(path: str, folder: Path) -> Path:
+    beside = folder / path
+    return beside if beside.exists() else Path(path)
+
+
+def _graphs(graphs: str | list[int], where: str) -> CudaGraphs:
+    from kernels_profile.graphs import GRAPHS, graphs_of
+
+    if isinstance(graphs, list):
+        try:
+            return graphs_of(graphs)
+        except PhasewiseError as error:
+            raise ConfigError(placed(where, error)) from None
+    if canonical(graphs) not in GRAPHS:
+        raise ConfigError(f"{where}: {unknown('set of CUDA graphs', graphs, GRAPHS)}")
+    return GRAPHS[canonical(graphs)]
+
+
+def _noise_cv(noise: str | bool | Mapping[str, float], where: str) -> float | None:
+    """None: that of the tables."""
+    if isinstance(noise, Mapping):
+        own: NoiseOption = options.build(NoiseOption, noise, "noise", where)
+        return own.cv
+    if noise in (False, "none", "off"):
+        return 0.0
+    if noise != "table":
+        raise ConfigError(f"{where}: {shown(noise)}: expected table, none or {{cv: 0.02}}")
+    return None
+
+
+def _collectives(said: str | Mapping[str, float] | None, where: str) -> Collectives:
+    from kernels_profile.links import Collectives
+
+    if isinstance(said, Mapping):
+        link: LinkOption = options.build(LinkOption, said, "collectives", where)
+        return Collectives(None, link.latency_us, link.bandwidth_bytes_per_s)
+    return Collectives(said)
+
+
+def with_engine(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    """A pool's ``step_time`` with what its engine says and its model has, where nothing is said.
+
+    Args:
+        chosen: As in the config.
+        engine: The engine's ``step_time``: a host preset, CUDA graphs.
+    """
+    model = canonical(str(chosen.get("model", "roofline")))
+    known = {"roofline": ("host",), "profile": ("host", "cuda_graphs")}.get(model, ())
+    return {**{key: engine[key] for key in known if key in engine}, **chosen, "model": model}
