@@ -34,6 +34,7 @@ from kernels_profile.measured import (
 )
 from kernels_profile.operators import (
     AllReduceCurve,
+    AllToAllCurve,
     Curve,
     DecodeAttentionCurve,
     ElementwiseCurve,
@@ -65,6 +66,7 @@ STARTS = {
     ),
     "mixed_attention": Start(MixedAttentionCurve, (20, 0.1), (0, 0), (500, 10)),
     "all_reduce": Start(AllReduceCurve, (10, 0.5), (0, 0.01), (200, 1)),
+    "all_to_all": Start(AllToAllCurve, (10, 0.5), (0, 0.01), (200, 1)),
     # Activations can stay in cache, so their rate may exceed the memory's.
     "elementwise": Start(ElementwiseCurve, (2, 0.8), (0, 0.1), (20, 10)),
     "sampler": Start(SamplerCurve, (20, 0.2), (0, 0), (200, 10)),

@@ -181,6 +181,21 @@ def all_reduce_tables(measured: Path, fitted: Fitted) -> Iterator[Samples]:
         )  # fmt: skip
 
 
+def all_to_all_tables(measured: Path, fitted: Fitted) -> Iterator[Samples]:
+    """All-to-all of NCCL: the bytes that each GPU holds, an equal part for every GPU."""
+    import pandas as pd
+
+    table = pd.read_csv(measured / "aiconfigurator" / "collectives.csv")
+    table = table[(table.op == "alltoall") & (table.bytes >= 2048) & (table.bytes <= 2**28)]
+    for (system, gpus), rows in table.groupby(["system", "n_gpus"]):
+        device = load_device(SYSTEMS[str(system)])
+        sent = (int(gpus) - 1) / int(gpus) * _f(rows.bytes)
+        yield Samples(
+            device.name, link_key(device, int(gpus)), (sent / device.peer_bytes_per_s * 1e6,),
+            _us(rows), np.arange(len(rows)), _aic(str(system), "all-to-all (nccl)"),
+        )  # fmt: skip
+
+
 def elementwise_tables(measured: Path, fitted: Fitted) -> Iterator[Samples]:
     """Norms, rotary embedding and activation as vLLM runs them (LLMServingSim's profiles)."""
     table = _dense_table(measured)
@@ -417,6 +432,7 @@ TABLES: dict[str, Callable[[Path, Fitted], Iterable[Samples]]] = {
     "prefill_attention": prefill_tables,
     "mixed_attention": mixed_tables,
     "all_reduce": all_reduce_tables,
+    "all_to_all": all_to_all_tables,
     "elementwise": elementwise_tables,
     "sampler": sampler_tables,
 }

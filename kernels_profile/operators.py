@@ -165,12 +165,30 @@ class SamplerCurve:
         return self.t0_us + self.row_us * sequences
 
 
+@dataclass(frozen=True)
+class AllToAllCurve:
+    """``alpha + (n - 1) / n * bytes / (e_link * link)``, for n GPUs that send `bytes` each.
+
+    Attributes:
+        alpha_us: Latency.
+        e_link: Share of the bandwidth to the peers, one direction.
+    """
+
+    alpha_us: float
+    e_link: float
+
+    def us(self, link_us: Number) -> Number:
+        """Time from the ideal time on the link of what each GPU has to send to others."""
+        return self.alpha_us + link_us / self.e_link
+
+
 Curve = (
     GemmCurve
     | DecodeAttentionCurve
     | PrefillAttentionCurve
     | MixedAttentionCurve
     | AllReduceCurve
+    | AllToAllCurve
     | ElementwiseCurve
     | SamplerCurve
 )
@@ -181,6 +199,7 @@ CURVES: Mapping[str, type[Curve]] = {
     "prefill_attention": PrefillAttentionCurve,
     "mixed_attention": MixedAttentionCurve,
     "all_reduce": AllReduceCurve,
+    "all_to_all": AllToAllCurve,
     "elementwise": ElementwiseCurve,
     "sampler": SamplerCurve,
 }
@@ -203,14 +222,23 @@ def elementwise_bytes(model: ModelSpec, layer: str, tp: int) -> float:
 
     A fused add-and-norm reads and writes hidden state and residual; the rotary embedding reads and
     writes queries and keys and stores keys and values; the activation reads what up (and gate)
-    projections gave and writes one of them.
+    projections gave and writes one of them. Under latent attention only parts of queries and keys
+    are rotated, and the latents are normed and stored.
     """
     heads, kv_heads = model.heads / tp, kv_heads_per_gpu(model, tp)
     width = model.intermediate * max(1, model.experts_per_token) / tp
+    rotated = (heads + 2 * kv_heads) * model.head_dim
+    if model.latent:
+        rotated = heads * model.qk_rope_head_dim + model.kv_width
+    gate = 3 if model.gated_mlp else 2
     elements = {
         "layernorm": 4 * model.hidden,
-        "rotary_emb": 2 * (heads + 2 * kv_heads) * model.head_dim,
+        "rotary_emb": 2 * rotated,
         "qk_norm": 2 * (heads + kv_heads) * model.head_dim,
-        "act_fn": (3 if model.gated_mlp else 2) * width,
+        "kv_latent_norm": 2 * model.kv_lora_rank,
+        "q_latent_norm": 2 * model.q_lora_rank,
+        "act_fn": gate * width,
+        "shared_act_fn": gate * model.shared_intermediate / tp,
+        "dense_act_fn": gate * model.dense_intermediate / tp,
     }
     return 2.0 * elements[layer]

@@ -12,6 +12,9 @@ One iteration is the sum of its operators, in nanoseconds:
 The first two depend on a number of rows alone and are kept once computed. Attention of decodes is
 two lines over the sum of contexts, so that a run of steps costs one multiplication and one addition
 for each.
+
+Mixtures of experts are paced by the GPU whose experts have most to do (`sim.experts`); with groups
+of GPUs that attend apart, by the busiest group (`groups.py`). For latent attention see `latent.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels_profile.curves import CurveBook, FoundCurve
+from kernels_profile.groups import busiest_group, share
 from kernels_profile.host import DEFAULT_HOST, HOSTS, HostOverhead
+from kernels_profile.latent import LatentAttention
 from kernels_profile.operators import (
     AllReduceCurve,
+    AllToAllCurve,
     DecodeAttentionCurve,
     ElementwiseCurve,
     GemmCurve,
@@ -32,16 +38,16 @@ from kernels_profile.operators import (
     elementwise_bytes,
     link_key,
 )
+from kernels_profile.parallel import ParallelLayout
 from sim.errors import ProfileError
 from sim.specs import (
     KV_BYTES,
     DeviceSpec,
     ModelSpec,
-    check_tensor_parallel,
     kv_heads_per_gpu,
     weight_bits,
 )
-from sim.step_cost import StepCost, expected_experts
+from sim.step_cost import StepCost
 from sim.step_time import StepTimeOrigin, StepWork
 
 LIST_RUN = 32
@@ -65,9 +71,12 @@ class RooflineStepTime:
         kv_dtype: Of the KV cache, ``bf16``, ``fp16`` or ``fp8``.
         tensor_parallel: GPUs of the replica, at most 8 (one node).
         host: Host time of each step.
+        expert_parallel: Of those GPUs, how many hold experts of their own.
+        data_parallel_attention: Groups of them that attend apart.
+        imbalance: How uneven experts' popularity is, see `ParallelLayout`.
 
     Raises:
-        ConfigError: a tensor parallelism that does not divide the heads, an unknown precision.
+        ConfigError: GPUs that do not divide heads or experts, an unknown precision.
         ProfileError: more GPUs than one node has.
     """
 
@@ -79,8 +88,14 @@ class RooflineStepTime:
         kv_dtype: str = "bf16",
         tensor_parallel: int = 1,
         host: HostOverhead = HOSTS[DEFAULT_HOST],
+        expert_parallel: int = 1,
+        data_parallel_attention: int = 1,
+        imbalance: float = 0.0,
     ) -> None:
-        check_tensor_parallel(model, tensor_parallel)
+        self.layout = ParallelLayout(
+            tensor_parallel, expert_parallel, data_parallel_attention, imbalance
+        )
+        self.layout.check(model)
         if tensor_parallel > NODE_GPUS:
             raise ProfileError(
                 f"roofline: tensor_parallel: {tensor_parallel} spans more than one node; "
@@ -92,13 +107,19 @@ class RooflineStepTime:
         self.kv_dtype = kv_dtype
         self.tensor_parallel = tensor_parallel
         self.host = host
-        self.cost = StepCost(model, precision, kv_dtype, tensor_parallel)
+        self._groups = data_parallel_attention
+        self._group_gpus = self.layout.attention_tensor
+        self._load = self.layout.load(model)
+        self.cost = StepCost(
+            model, precision, kv_dtype, tensor_parallel, data_parallel_attention, self._load
+        )
         self._find_curves()
         self._set_attention()
         self._host_step_ns, self._host_request_ns = (us * 1e3 for us in host.added_us)
         self._floor_ns, self._floor_request_ns = (us * 1e3 for us in host.floor_us)
         self._rows_ns: dict[int, float] = {0: self._host_step_ns}
         self._sampled_ns: dict[int, float] = {0: 0.0}
+        self._apart_ns: dict[tuple[int, int], float] = {(0, 0): self._host_step_ns}
 
     def step_ns(self, work: StepWork, iteration: int) -> int:
         """Length of one iteration, ns. The iteration's number does not matter."""
@@ -106,8 +127,8 @@ class RooflineStepTime:
         rows = work.attending_rows
         if not rows or work.chunks:
             return max(self._least(work), round(before))
-        reading = self._context_ns * work.context_tokens
-        floor = self._row_ns * rows
+        slope, floor = self._decode_lines(rows)
+        reading = slope * work.context_tokens
         if reading < floor:
             reading = floor
         return max(self._least(work), round(before + reading))
@@ -120,7 +141,7 @@ class RooflineStepTime:
         rows = work.attending_rows
         if not rows or work.chunks:
             return self._alike(work, n, max(least, round(before)))
-        floor, slope, context = self._row_ns * rows, self._context_ns, work.context_tokens
+        (slope, floor), context = self._decode_lines(rows), work.context_tokens
         contexts = range(context, context + n * rows, rows)
         if n < LIST_RUN:
             if before >= least and slope * context >= floor:  # then so it is for all that follow
@@ -149,6 +170,12 @@ class RooflineStepTime:
                 origin += f" (median of other devices for {', '.join(borrowed)})"
         else:
             origin = f"data sheet only: {name} with median efficiencies of the measured devices"
+        if self.model.latent:
+            origin += (
+                "; latent attention was not measured: the curves of others, by bytes and FLOPs"
+            )
+        if str(self.layout):
+            origin += f"; {self.layout}"
         if self.precision == "fp8" and not self.device.fp8_flops:
             origin += f"; {name} has no fp8 units: fp8 weights save bytes only, computed in bf16"
         origin += f"; {self.host}: {self.host.source}"
@@ -172,11 +199,20 @@ class RooflineStepTime:
         """What no step is shorter than, ns: the host's time, where it runs beside the GPU."""
         if self.host.form != "max":
             return 1
-        requests = work.decode_rows + len(work.chunks)
+        requests = share(work.decode_rows + len(work.chunks), self._groups)
         return max(1, round(self._floor_ns + self._floor_request_ns * requests))
+
+    def _decode_lines(self, rows: int) -> tuple[float, float]:
+        """Attention of `rows` decodes: slope over the sum of their contexts, and least time, ns."""
+        if self._groups == 1:
+            return self._context_ns, self._row_ns * rows
+        busiest = share(rows, self._groups)
+        return self._context_ns * (busiest / rows), self._row_ns * busiest
 
     def _before_decodes(self, work: StepWork) -> float:
         """Everything but the attention of decodes that run without prefills, ns."""
+        if self._groups > 1:
+            return self._before_decodes_apart(work)
         rows, sampled = work.prefill_tokens + work.decode_rows, work.sampled_rows
         ns = self._rows_ns.get(rows)
         if ns is None:
@@ -186,29 +222,49 @@ class RooflineStepTime:
             head = self._sampled_miss(sampled)
         chunks = work.chunks
         ns += head + self._host_request_ns * (work.decode_rows + len(chunks))
+        if self._latent is not None:
+            ns += self._latent.absorbed_ns(work.decode_rows)
         if chunks:
+            return ns + self._with_prefill(work)
+        return ns + self._decode_t0_ns if work.attending_rows else ns
+
+    def _before_decodes_apart(self, work: StepWork) -> float:
+        """The same for the busiest of several groups; experts get the rows of all of them."""
+        busiest = busiest_group(work, self._groups)
+        rows = work.prefill_tokens + work.decode_rows
+        ns = self._apart_ns.get((busiest.rows, rows))
+        if ns is None:
+            ns = self._apart_miss(busiest.rows, rows)
+        head = self._sampled_ns.get(busiest.sampled)
+        if head is None:
+            head = self._sampled_miss(busiest.sampled)
+        ns += head + self._host_request_ns * busiest.requests
+        if self._latent is not None:
+            ns += self._latent.absorbed_ns(busiest.decode_rows)
+        if work.chunks:
             return ns + self._with_prefill(work)
         return ns + self._decode_t0_ns if work.attending_rows else ns
 
     def _with_prefill(self, work: StepWork) -> float:
         """Attention of a step that has prefill chunks, and of its decodes if any, ns."""
-        longest: float = 0
-        history = 0
-        for tokens, before in work.chunks:
-            history += before
-            if tokens + before > longest:
-                longest = tokens + before
-        busy = self._token_ns * work.prefill_tokens + self._pair_x2_ns * work.prefill_pairs_x2
-        reading = self._context_ns * history
+        part = busiest_group(work, self._groups)
+        longest: float = part.longest
+        busy = self._token_ns * part.prefill_tokens + self._pair_x2_ns * part.prefill_pairs_x2
+        reading = self._history_ns * part.history
+        projected = 0.0
+        if self._latent is not None:
+            seen = part.prefill_tokens + part.history
+            projected = self.model.layers * self._gemm_us(seen, *self._latent.up_projection()) * 1e3
         decodes = 0.0
-        rows, context = work.attending_rows, work.context_tokens
+        rows, context = part.attending, part.context_tokens
         if rows and self._mixed:
             busy += self._mixed_row_ns * rows + self._mixed_token_ns * context
             reading += self._context_ns * context
             longest = max(longest, context / rows)
         elif rows:
             decodes = max(self._row_ns * rows, self._context_ns * context)
-        return self._prefill_t0_ns + max(busy, reading, self._walk_ns * longest) + decodes
+        attention = self._prefill_t0_ns + max(busy, reading, self._walk_ns * longest) + decodes
+        return attention + projected if projected else attention
 
     def _alike(self, work: StepWork, n: int, ns: int) -> list[int] | npt.NDArray[np.int64]:
         if work.attending_rows and n > 1:
@@ -227,12 +283,16 @@ class RooflineStepTime:
             "elementwise": book.find("elementwise", name, "bf16"),
             "sampler": book.find("sampler", name, "any"),
         }
-        if self.tensor_parallel > 1:
-            # Sizes between those measured (3, 6) take the next larger one's curve.
-            gpus = next(n for n in (2, 4, 8) if n >= self.tensor_parallel)
-            self._fitted["all_reduce"] = book.find("all_reduce", name, link_key(self.device, gpus))
-        # Where mixed launches were not measured, chunks and decodes just add up (see README).
+        if self._group_gpus > 1:
+            key = link_key(self.device, _measured_gpus(self._group_gpus))
+            self._fitted["all_reduce"] = book.find("all_reduce", name, key)
+        if self._groups > 1:
+            key = link_key(self.device, _measured_gpus(self.tensor_parallel))
+            self._fitted["all_to_all"] = book.find("all_to_all", name, key)
+        # Where mixed launches were not measured, chunks and decodes just add up (see README); for
+        # latents engines launch them apart.
         self._mixed = kv == "bf16" and book.measured("mixed_attention", name)
+        self._mixed = self._mixed and not self.model.latent
         if self._mixed:
             self._fitted["mixed_attention"] = book.find("mixed_attention", name, "bf16")
         self._head = book.find("gemm", name, "bf16").curve  # the LM head stays in 16 bits
@@ -247,7 +307,7 @@ class RooflineStepTime:
 
     def _set_attention(self) -> None:
         """Coefficients of attention in all layers, ns for each row, token and pair."""
-        model, tp, layers = self.model, self.tensor_parallel, self.model.layers
+        model, tp, layers = self.model, self._group_gpus, self.model.layers
         heads, kv_heads = model.heads / tp, kv_heads_per_gpu(model, tp)
         bandwidth, element = self.device.memory_bytes_per_s, KV_BYTES[self.kv_dtype]
         kv_bytes = 2 * kv_heads * model.head_dim * element
@@ -258,6 +318,7 @@ class RooflineStepTime:
         self._decode_t0_ns = layers * decode.t0_us * 1e3
         self._row_ns = layers * decode.row_ns * kv_heads
         self._context_ns = layers * kv_bytes / (decode.e_bw * bandwidth) * 1e9
+        self._history_ns = self._context_ns
         self._prefill_t0_ns = layers * prefill.t0_us * 1e3
         io_bytes = 4 * heads * model.head_dim + kv_bytes
         self._token_ns = layers * io_bytes / (prefill.e_io * bandwidth) * 1e9
@@ -271,30 +332,63 @@ class RooflineStepTime:
             assert isinstance(mixed, MixedAttentionCurve)
             self._mixed_row_ns = layers * mixed.row_ns * heads
             self._mixed_token_ns = layers * mixed.token_ns * heads
+        self._latent = self._latent_attention(decode, prefill) if model.latent else None
+
+    def _latent_attention(
+        self, decode: DecodeAttentionCurve, prefill: PrefillAttentionCurve
+    ) -> LatentAttention:
+        """Put the coefficients of latent attention in place of those of keys and values."""
+        assert isinstance(self._head, GemmCurve)
+        latent = LatentAttention(
+            self.model, self.device, self.kv_dtype, self._group_gpus, decode, prefill, self._head
+        )
+        self._row_ns, self._context_ns = latent.row_ns, latent.context_ns
+        self._token_ns, self._pair_x2_ns = latent.token_ns, latent.pair_x2_ns
+        self._history_ns, self._walk_ns = latent.history_ns, latent.walk_ns
+        return latent
 
     def _rows_miss(self, rows: int) -> float:
         """Host and every operator that depends on the number of rows alone, ns; then kept."""
         if len(self._rows_ns) >= MEMO_ROWS:
             self._rows_ns = {0: self._host_step_ns}
-        us = self.model.layers * self._layer_us(rows) + self._elementwise_us(
-            4.0 * self.model.hidden * rows
-        )
-        if self.tensor_parallel > 1:  # the embedding is cut by vocabulary
-            us += self._all_reduce_us(rows)
-        ns = self._rows_ns[rows] = self._host_step_ns + us * 1e3
+        ns = self._rows_ns[rows] = self._host_step_ns + self._all_rows_us(rows, rows) * 1e3
         return ns
+
+    def _apart_miss(self, rows: int, all_rows: int) -> float:
+        """The same for a group with `rows` of `all_rows`, ns; then kept."""
+        if len(self._apart_ns) >= MEMO_ROWS:
+            self._apart_ns = {(0, 0): self._host_step_ns}
+        us = self._all_rows_us(rows, all_rows)
+        ns = self._apart_ns[rows, all_rows] = self._host_step_ns + us * 1e3
+        return ns
+
+    def _all_rows_us(self, rows: int, all_rows: int) -> float:
+        """Layers and embedding for `rows` of a group, `all_rows` of all groups together, us."""
+        model = self.model
+        activation, mlp = self._activation_us(all_rows), self._mlp_us(rows, all_rows)
+        us = model.expert_layers * self._layer_us(rows, activation, mlp)
+        if self._groups > 1:
+            us += model.expert_layers * self._exchange_us(rows, all_rows)
+        if model.dense_layers:
+            activation = self._elementwise_layer_us("dense_act_fn", rows)
+            mlp = self._plain_us(rows, model.dense_intermediate)
+            us += model.dense_layers * self._layer_us(rows, activation, mlp)
+        us += self._elementwise_us(4.0 * model.hidden * rows)
+        if self._group_gpus > 1:  # the embedding is cut by vocabulary
+            us += self._all_reduce_us(rows)
+        return us
 
     def _sampled_miss(self, sampled: int) -> float:
         """Last norm, LM head, gathering of logits and sampler, ns; then kept."""
         if len(self._sampled_ns) >= MEMO_ROWS:
             self._sampled_ns = {0: 0.0}
-        model, tp = self.model, self.tensor_parallel
+        model, tp = self.model, self._group_gpus
         sampler = self._fitted["sampler"].curve
         assert isinstance(self._head, GemmCurve)
         assert isinstance(sampler, SamplerCurve)
         weights = model.hidden * model.vocab / tp
         moved = 2 * (weights + sampled * (model.hidden + model.vocab / tp))
-        us = self._elementwise_us(elementwise_bytes(model, "layernorm", tp) * sampled)
+        us = self._elementwise_layer_us("layernorm", sampled)
         us += self._head.us(
             moved / self.device.memory_bytes_per_s * 1e6,
             2 * sampled * weights / self.device.bf16_flops * 1e6,
@@ -304,27 +398,66 @@ class RooflineStepTime:
         ns = self._sampled_ns[sampled] = (us + sampler.us(float(sampled))) * 1e3
         return ns
 
-    def _layer_us(self, rows: int) -> float:
-        model, tp = self.model, self.tensor_parallel
+    def _layer_us(self, rows: int, activation_us: float, mlp_us: float) -> float:
+        model, tp = self.model, self._group_gpus
         heads, kv_heads = model.heads / tp, kv_heads_per_gpu(model, tp)
-        layers = ["layernorm", "layernorm", "rotary_emb", "act_fn"]
-        layers += ["qk_norm"] if model.qk_norm else []
-        us = sum(self._elementwise_us(elementwise_bytes(model, x, tp) * rows) for x in layers)
-        us += self._gemm_us(rows, model.hidden, (heads + 2 * kv_heads) * model.head_dim)
-        us += self._gemm_us(rows, heads * model.head_dim, model.hidden)
-        us += self._mlp_us(rows)
-        return us + 2 * self._all_reduce_us(rows) if tp > 1 else us
+        us = [self._elementwise_layer_us(x, rows) for x in ("layernorm", "layernorm", "rotary_emb")]
+        us += [activation_us]
+        us += [self._elementwise_layer_us("qk_norm", rows)] if model.qk_norm else []
+        if self._latent is not None:
+            norms = ["kv_latent_norm"] + ["q_latent_norm"] * (model.q_lora_rank > 0)
+            us += [self._elementwise_layer_us(norm, rows) for norm in norms]
+            us += [self._gemm_us(rows, *widths) for widths in self._latent.projections()]
+        else:
+            us += [self._gemm_us(rows, model.hidden, (heads + 2 * kv_heads) * model.head_dim)]
+            us += [self._gemm_us(rows, heads * model.head_dim, model.hidden)]
+        total = sum([*us, mlp_us])
+        return total + 2 * self._all_reduce_us(rows) if tp > 1 else total
 
-    def _mlp_us(self, rows: int) -> float:
+    def _mlp_us(self, rows: int, all_rows: int) -> float:
+        """MLP or experts: `all_rows` are sent to experts, those of the busiest GPU set the pace."""
         model = self.model
-        inner = model.intermediate / self.tensor_parallel
-        copies = expected_experts(model, rows)
-        sent = rows * max(1, model.experts_per_token)
+        inner = model.intermediate / self.layout.expert_tensor
+        copies = self._load.touched_on_busiest(all_rows)
+        sent = self._load.pairs_on_busiest(all_rows)
         us = self._gemm_us(sent, model.hidden, (model.mlp_matrices - 1) * inner, copies)
         us += self._gemm_us(sent, inner, model.hidden, copies)
         if model.experts:
             us += self._gemm_us(rows, model.hidden, model.experts)
+        if model.shared_intermediate:
+            us += self._plain_us(rows, model.shared_intermediate)
+            us += self._elementwise_layer_us("shared_act_fn", rows)
         return us
+
+    def _plain_us(self, rows: int, width: int) -> float:
+        """Projections of an MLP that every row goes through, cut over the GPUs of a group."""
+        model, tp = self.model, self._group_gpus
+        us = self._gemm_us(rows, model.hidden, (model.mlp_matrices - 1) * width / tp)
+        return us + self._gemm_us(rows, width / tp, model.hidden)
+
+    def _activation_us(self, all_rows: int) -> float:
+        moved = elementwise_bytes(self.model, "act_fn", self.tensor_parallel) * all_rows
+        return self._elementwise_us(moved * self._uneven(all_rows))
+
+    def _uneven(self, all_rows: int) -> float:
+        """Pairs of token and expert on the busiest GPU, over the mean of all GPUs."""
+        even = all_rows * max(1, self.model.experts_per_token) / self.layout.expert
+        return self._load.pairs_on_busiest(all_rows) / even
+
+    def _exchange_us(self, rows: int, all_rows: int) -> float:
+        """Tokens to the GPUs of their experts, and outputs back: two all-to-alls in bf16.
+
+        A token is sent once to every GPU that holds any of its experts (as DeepEP does). The GPU
+        that sends or gets most sets the pace.
+        """
+        gpus = self.tensor_parallel
+        sent = rows / self._group_gpus
+        got = all_rows / gpus * self._uneven(all_rows)
+        message = 2.0 * self.model.hidden * max(sent, got) * self._load.gpus_of_a_token()
+        curve = self._fitted["all_to_all"].curve
+        assert isinstance(curve, AllToAllCurve)
+        ideal_us = (gpus - 1) / gpus * message / self.device.peer_bytes_per_s * 1e6
+        return 2 * curve.us(ideal_us)
 
     def _gemm_us(
         self, rows: float, width_in: float, width_out: float, copies: float = 1.0
@@ -341,6 +474,9 @@ class RooflineStepTime:
             2 * rows * weights / self.device.peak_flops(self.precision) * 1e6,
         )
 
+    def _elementwise_layer_us(self, layer: str, rows: int) -> float:
+        return self._elementwise_us(elementwise_bytes(self.model, layer, self._group_gpus) * rows)
+
     def _elementwise_us(self, moved: float) -> float:
         curve = self._fitted["elementwise"].curve
         assert isinstance(curve, ElementwiseCurve)
@@ -352,6 +488,11 @@ class RooflineStepTime:
     def _link_us(self, message: float) -> float:
         curve = self._fitted["all_reduce"].curve
         assert isinstance(curve, AllReduceCurve)
-        gpus = self.tensor_parallel
+        gpus = self._group_gpus
         sent = 2 * (gpus - 1) / gpus * message
         return curve.us(sent / self.device.peer_bytes_per_s * 1e6)
+
+
+def _measured_gpus(gpus: int) -> int:
+    """Sizes between those measured (3, 6) take the next larger one's curve."""
+    return next(n for n in (2, 4, 8) if n >= gpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,24 @@ _PLAIN_MLP = {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt
 _TIED = {"bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
 """Families that tie the LM head unless their config says otherwise (transformers' own default)."""
 
+_DEEPSEEK = {"deepseek_v2", "deepseek_v3", "kimi_k2"}
+"""Families with latent attention and experts as in DeepSeek-V2 and DeepSeek-V3."""
+
 _UNLIKE = {
-    "kv_lora_rank": "latent attention (its KV is not per head)",
-    "n_shared_experts": "shared experts",
-    "shared_expert_intermediate_size": "shared experts",
-    "first_k_dense_replace": "dense layers among those with experts",
+    "shared_expert_intermediate_size": "shared experts behind a gate of their own",
     "layers_block_type": "layers without attention",
     "ssm_cfg": "layers without attention",
     "is_encoder_decoder": "an encoder",
+    "index_topk": "attention to a chosen part of the context",
 }
 """Keys that, if set, mean an architecture that `ModelSpec` does not describe."""
+
+_OF_DEEPSEEK = {
+    "kv_lora_rank": "latent attention",
+    "n_shared_experts": "shared experts",
+    "first_k_dense_replace": "dense layers among those with experts",
+}
+"""Keys whose meaning is known for the families `_DEEPSEEK` only: others differ in detail."""
 
 
 def model_from_config(path: Path) -> ModelSpec:
@@ -43,16 +52,14 @@ def model_from_config(path: Path) -> ModelSpec:
         ConfigError: unreadable, a size is absent, or an architecture `ModelSpec` does not describe.
     """
     config = _read(path)
-    for key, what in _UNLIKE.items():
-        if config.get(key):
-            raise ConfigError(f"{path}: {key}: {config[key]}: models with {what} are not described")
     family = str(config.get("model_type", ""))
+    _refuse_unlike(path, config, family)
     sizes = {name: _size(path, config, *keys) for name, keys in _KEYS.items()}
     gated = _is_gated(path, family, config)
     default_inner = 4 * sizes["hidden"] if family in _PLAIN_MLP else None
-    experts = _optional(config, "num_local_experts", "num_experts") or 0
+    experts = _optional(config, "num_local_experts", "num_experts", "n_routed_experts") or 0
     inner = ("moe_intermediate_size", "intermediate_size") if experts else ("intermediate_size",)
-    return ModelSpec(
+    model = ModelSpec(
         name=str(config.get("_name_or_path") or path.resolve().parent.name).rsplit("/", 1)[-1],
         layers=sizes["layers"],
         hidden=sizes["hidden"],
@@ -78,6 +85,49 @@ def model_from_config(path: Path) -> ModelSpec:
         position_rows=_size(path, config, "max_position_embeddings") + 2 if family == "opt" else 0,
         note=_window_note(config),
     )  # fmt: skip
+    return _with_latents(path, config, model) if family in _DEEPSEEK else model
+
+
+def _refuse_unlike(path: Path, config: dict[str, Any], family: str) -> None:
+    for key, what in _UNLIKE.items():
+        if config.get(key):
+            raise ConfigError(f"{path}: {key}: {config[key]}: models with {what} are not described")
+    if family not in _DEEPSEEK:
+        for key, what in _OF_DEEPSEEK.items():
+            if config.get(key):
+                raise ConfigError(
+                    f"{path}: {key}: {config[key]}: {what} of a model_type "
+                    f"{family or 'not stated'} is not described; that of "
+                    f"{', '.join(sorted(_DEEPSEEK))} is"
+                )
+        return
+    for key, described in (("moe_layer_freq", 1), ("attention_bias", False)):
+        if config.get(key, described) not in (described, None):
+            raise ConfigError(
+                f"{path}: {key}: {config[key]}: only {described} is described for {family}"
+            )
+
+
+def _with_latents(path: Path, config: dict[str, Any], model: ModelSpec) -> ModelSpec:
+    """The same with what DeepSeek's models have: latents, shared experts, first dense layers."""
+    nope, rope = (_size(path, config, f"qk_{part}_head_dim") for part in ("nope", "rope"))
+    dense = min(_optional(config, "first_k_dense_replace") or 0, model.layers)
+    return replace(
+        model,
+        kv_heads=model.heads,
+        head_dim=nope + rope,
+        kv_lora_rank=_size(path, config, "kv_lora_rank"),
+        q_lora_rank=_optional(config, "q_lora_rank") or 0,
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        v_head_dim=_size(path, config, "v_head_dim"),
+        dense_layers=dense if model.experts else 0,
+        dense_intermediate=(
+            _size(path, config, "intermediate_size") if model.experts and dense else 0
+        ),
+        shared_intermediate=(_optional(config, "n_shared_experts") or 0) * model.intermediate,
+        router_bias=config.get("topk_method") == "noaux_tc",
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -17,15 +17,21 @@ class ModelPart:
         layers: Decoder layers.
         embedding: It has the input embedding, so that steps begin here (the first stage).
         head: It has the last norm, the LM head and the sampler (the last stage).
+        first: Layers before its own: the first ones of some mixtures of experts are dense.
     """
 
     layers: int
     embedding: bool = True
     head: bool = True
+    first: int = 0
 
     def of(self, model: ModelSpec) -> ModelSpec:
         """The model with these layers only; its embedding and head are as they were."""
-        return model if self.layers == model.layers else replace(model, layers=self.layers)
+        if self.layers == model.layers:
+            return model
+        dense = min(max(0, model.dense_layers - self.first), self.layers)
+        width = model.dense_intermediate if dense else 0
+        return replace(model, layers=self.layers, dense_layers=dense, dense_intermediate=width)
 
 
 def whole(model: ModelSpec) -> ModelPart:
@@ -61,7 +67,9 @@ def split_layers(
             f"{model.layers} layers of {model.name}, such as {_even(model.layers, stages)}"
         )
     last = stages - 1
-    return tuple(ModelPart(n, stage == 0, stage == last) for stage, n in enumerate(split))
+    return tuple(
+        ModelPart(n, stage == 0, stage == last, sum(split[:stage])) for stage, n in enumerate(split)
+    )
 
 
 def _even(layers: int, stages: int) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sim.metrics import NS_PER_S, Ints, ReplicaFacts, Requests, per_second
 from sim.specs import DeviceSpec, ModelSpec, kv_bytes_per_token, weight_bytes
+from sim.step_cost import prefill_pair_flops
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Hardware:
         tensor_parallel: How many of them.
         precision: Of the weights.
         kv_dtype: Of the KV memory.
+        data_attention: Groups of them that attend apart.
     """
 
     device: DeviceSpec
     tensor_parallel: int = 1
     precision: str = "bf16"
     kv_dtype: str = "bf16"
+    data_attention: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,16 @@ def model_work(model: ModelSpec, replicas: Sequence[Hardware]) -> ModelWork:
 
     A mixture of experts counts the experts of each token in FLOPs and all experts in bytes. Where
     KV types differ between pools, that of the last replica counts, which is one that decodes.
+    Latent attention counts as in a prefill, with keys and values of each head: what the model
+    needs, of which a decode over latents computes more. Each GPU reads all of the latents.
     """
-    experts = max(1, model.experts_per_token)
-    weights = model.layers * (model.attention_weights + experts * model.expert_weights)
+    last = replicas[-1]
+    readers = last.tensor_parallel // last.data_attention if model.latent else 1
     return ModelWork(
-        flops_per_token=2.0 * weights,
-        flops_per_pair=4.0 * model.layers * model.heads * model.head_dim,
+        flops_per_token=2.0 * model.active_linear_weights,
+        flops_per_pair=prefill_pair_flops(model),
         flops_per_sample=2.0 * model.vocab * model.hidden,
-        kv_bytes_per_token=float(kv_bytes_per_token(model, replicas[-1].kv_dtype)),
+        kv_bytes_per_token=float(readers * kv_bytes_per_token(model, last.kv_dtype)),
         weight_bytes=tuple(_bytes_per_iteration(model, hardware) for hardware in replicas),
         peak_flops_per_s=sum(
             hardware.tensor_parallel * hardware.device.peak_flops(hardware.precision)
@@ -77,9 +82,9 @@ def model_work(model: ModelSpec, replicas: Sequence[Hardware]) -> ModelWork:
 
 def _bytes_per_iteration(model: ModelSpec, hardware: Hardware) -> float:
     # Of the input embedding only the rows of the batch's tokens are read; as an LM head all are.
-    looked_up = 0 if model.tied_embeddings else 2 * model.vocab * model.hidden
-    tp = hardware.tensor_parallel
-    return float(tp * weight_bytes(model, hardware.precision, tp) - looked_up)
+    tp, groups = hardware.tensor_parallel, hardware.data_attention
+    looked_up = 0 if model.tied_embeddings else groups * 2 * model.vocab * model.hidden
+    return float(tp * weight_bytes(model, hardware.precision, tp, groups) - looked_up)
 
 
 def useful_flops(requests: Requests, work: ModelWork) -> float:

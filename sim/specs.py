@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.architecture import ModelSpec as ModelSpec
 from sim.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -36,110 +37,6 @@ Meta-Llama-3-8B on one H100 (vllm-project/vllm pull request 10511, December 2024
 
 ACTIVATION_RESERVE_PARALLEL_BYTES = round(4.84 * GIB)
 """The same with tensor parallelism: 1.26 + 3.58 GiB, from the same report with ``-tp 2``."""
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Architecture of a decoder-only transformer; everything else is derived from it.
-
-    Attributes:
-        name: Name in a config.
-        layers: Decoder layers.
-        hidden: Width of the residual stream.
-        heads: Query heads.
-        kv_heads: Key-value heads (fewer than `heads` with grouped queries).
-        head_dim: Width of one head.
-        intermediate: Width of the MLP, of one expert where there are experts.
-        vocab: Rows of the embedding, padding of the checkpoint included.
-        max_positions: Longest context that the checkpoint allows, tokens.
-        gated_mlp: Gate, up and down projections (Llama), or only up and down (OPT, BLOOM).
-        experts: Experts of each MLP; 0 for a dense model.
-        experts_per_token: Experts that one token is sent to.
-        tied_embeddings: The LM head is the embedding.
-        attention_bias: Biases of the attention: ``none``, ``qkv`` or ``all``.
-        mlp_bias: The MLP has biases.
-        norm_bias: Norms have a bias (LayerNorm) or none (RMSNorm).
-        qk_norm: Queries and keys are normed per head (Qwen3).
-        embedding_norm: The embedding is normed (BLOOM).
-        position_rows: Rows of a learned position embedding (OPT), 0 for none.
-        published_parameters: Total that the publisher states, 0 where unknown.
-        published_exactly: That total is a count, not a rounded name.
-        note: What a user should know.
-    """
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    max_positions: int
-    gated_mlp: bool = True
-    experts: int = 0
-    experts_per_token: int = 0
-    tied_embeddings: bool = False
-    attention_bias: str = "none"
-    mlp_bias: bool = False
-    norm_bias: bool = False
-    qk_norm: bool = False
-    embedding_norm: bool = False
-    position_rows: int = 0
-    published_parameters: int = 0
-    published_exactly: bool = False
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        if self.heads % self.kv_heads:
-            raise ConfigError(
-                f"{self.name}: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}"
-            )
-
-    @property
-    def mlp_matrices(self) -> int:
-        """Matrices of one MLP or expert: 3 with a gate, else 2."""
-        return 3 if self.gated_mlp else 2
-
-    @property
-    def attention_weights(self) -> int:
-        """Weights of one layer's QKV and output projections, biases not counted."""
-        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-
-    @property
-    def expert_weights(self) -> int:
-        """Weights of one layer's MLP, or of one of its experts, biases not counted."""
-        return self.mlp_matrices * self.hidden * self.intermediate
-
-    @property
-    def linear_weights(self) -> int:
-        """Weights of all layers' linear projections: what quantisation makes smaller."""
-        mlp = max(1, self.experts) * self.expert_weights
-        return self.layers * (self.attention_weights + mlp)
-
-    @property
-    def parameters(self) -> int:
-        """All parameters of the checkpoint."""
-        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-        return self.linear_weights + self.small_parameters + embeddings
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token is multiplied with (all but the unused experts)."""
-        unused = max(0, self.experts - self.experts_per_token)
-        return self.parameters - self.layers * unused * self.expert_weights
-
-    @property
-    def small_parameters(self) -> int:
-        """Norms, biases, routers and learned positions: never cut or quantised here."""
-        norm = self.hidden * (2 if self.norm_bias else 1)
-        qkv = self.head_dim * (self.heads + 2 * self.kv_heads)
-        layer = 2 * norm + self.hidden * self.experts
-        layer += {"none": 0, "qkv": qkv, "all": qkv + self.hidden}[self.attention_bias]
-        layer += (self.intermediate * (self.mlp_matrices - 1) + self.hidden) * self.mlp_bias
-        layer += 2 * self.head_dim * self.qk_norm
-        once = norm * (2 if self.embedding_norm else 1) + self.position_rows * self.hidden
-        return self.layers * layer + once
 
 
 @dataclass(frozen=True)
@@ -226,18 +123,65 @@ def load_device(name: str) -> DeviceSpec:
     return DeviceSpec(**_sheet_fields(DeviceSpec, "devices", name))
 
 
-def check_tensor_parallel(model: ModelSpec, tp: int) -> None:
-    """Refuse a tensor parallelism that does not divide the model's heads.
+def check_tensor_parallel(model: ModelSpec, tp: int, data_attention: int = 1) -> None:
+    """Refuse GPUs, or groups of them that attend apart, that do not divide the model's heads.
+
+    Args:
+        model: Architecture.
+        tp: GPUs of a replica.
+        data_attention: Equal groups of them, each of which attends its own requests.
 
     Raises:
         ConfigError: with the sizes that would do.
     """
-    if not _divides(model, tp):
-        fits = ", ".join(str(n) for n in (1, 2, 4, 8, 16, 32, 64) if _divides(model, n))
+    if tp > 0 and tp % data_attention:
         raise ConfigError(
-            f"tensor_parallel: {tp} does not divide the {model.heads} query and {model.kv_heads} "
-            f"KV heads of {model.name}; choose one of {fits}"
+            f"data_parallel_attention: {data_attention} does not divide the {tp} GPUs of "
+            f"tensor_parallel; choose one of {', '.join(map(str, _divisors(tp)))}"
         )
+    if not _divides(model, tp // data_attention):
+        fits = ", ".join(
+            str(n * data_attention) for n in (1, 2, 4, 8, 16, 32, 64) if _divides(model, n)
+        )
+        group = f" on each of {data_attention} groups" if data_attention > 1 else ""
+        heads = "" if model.latent else f" query and {model.kv_heads} KV"
+        raise ConfigError(
+            f"tensor_parallel: {tp} does not divide the {model.heads}{heads} "
+            f"heads of {model.name}{group}; choose one of {fits}"
+        )
+
+
+def check_experts(model: ModelSpec, tp: int, expert: int, data_attention: int = 1) -> None:
+    """Refuse a spread of experts over GPUs that does not come out even.
+
+    Args:
+        model: Architecture.
+        tp: GPUs of a replica.
+        expert: Of them, how many hold experts of their own; ``tp / expert`` share each expert.
+        data_attention: Groups of GPUs that attend apart.
+
+    Raises:
+        ConfigError: with the sizes that would do.
+    """
+    for key, value in (("expert_parallel", expert), ("data_parallel_attention", data_attention)):
+        if value > 1 and not model.experts:
+            raise ConfigError(f"{key}: {value}: {model.name} has no experts; more replicas do that")
+    if expert > 1 and (tp % expert or model.experts % expert):
+        fits = [n for n in _divisors(tp) if model.experts % n == 0]
+        raise ConfigError(
+            f"expert_parallel: {expert} does not divide both the {tp} GPUs of tensor_parallel and "
+            f"the {model.experts} experts of {model.name}; choose one of "
+            f"{', '.join(map(str, fits))}"
+        )
+    if data_attention > 1 and expert != tp:
+        raise ConfigError(
+            f"data_parallel_attention: {data_attention} sends tokens to the GPUs that hold their "
+            f"experts: set expert_parallel to the {tp} GPUs of tensor_parallel, not {expert}"
+        )
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _divides(model: ModelSpec, tp: int) -> bool:
@@ -264,27 +208,45 @@ def kv_heads_per_gpu(model: ModelSpec, tp: int) -> int:
 def kv_bytes_per_token(model: ModelSpec, kv_dtype: str = "bf16", tp: int = 1) -> int:
     """Bytes of keys and values of one token in all layers, on one of `tp` GPUs.
 
-    With ``tp=1`` it is what the whole model keeps, and what a transfer between replicas moves.
+    With ``tp=1`` it is what the whole model keeps, and what a transfer between replicas moves. A
+    latent (DeepSeek) serves all heads, so that every GPU keeps all of it.
     """
     check_tensor_parallel(model, tp)
     element = KV_BYTES[_known("kv_dtype", kv_dtype, KV_BYTES)]
+    if model.latent:
+        return model.layers * model.kv_width * element
     return 2 * model.layers * kv_heads_per_gpu(model, tp) * model.head_dim * element
 
 
-def weight_bytes(model: ModelSpec, precision: str = "bf16", tp: int = 1) -> int:
+def weight_bytes(
+    model: ModelSpec, precision: str = "bf16", tp: int = 1, data_attention: int = 1
+) -> int:
     """Bytes of the weights that one of `tp` GPUs holds.
 
     Linear layers, embedding and LM head are cut; KV projections are repeated where `tp` exceeds the
-    KV heads; norms, biases and routers are on every GPU. Only linear layers are quantised.
+    KV heads, and those to latents on every GPU; norms, biases and routers are on every GPU. With
+    `data_attention` groups each of them holds all but the routed experts, which are spread over all
+    GPUs. (Whether each GPU holds some experts, or a part of all, makes no difference.) Only linear
+    layers are quantised. The copies of latent projections that an engine may keep in 16 bits beside
+    quantised ones are not counted.
     """
-    check_tensor_parallel(model, tp)
-    repeated = kv_heads_per_gpu(model, tp) * tp - model.kv_heads
-    repeated_weights = model.layers * 2 * repeated * model.head_dim * model.hidden
-    linear = (model.linear_weights + repeated_weights) / tp
-    embeddings = model.vocab * model.hidden * (1 if model.tied_embeddings else 2) / tp
+    check_tensor_parallel(model, tp, data_attention)
+    group = tp // data_attention
+    routed = model.routed_weights
+    cut = model.linear_weights - routed + model.layers * repeated_weights(model, group)
+    linear = (data_attention * cut + routed) / tp
+    embeddings = data_attention * model.vocab * model.hidden
+    embeddings *= 1 if model.tied_embeddings else 2
     return math.ceil(
-        linear * weight_bits(precision) / 8 + 2 * (embeddings + model.small_parameters)
+        linear * weight_bits(precision) / 8 + 2 * (embeddings / tp + model.small_parameters)
     )
+
+
+def repeated_weights(model: ModelSpec, tp: int) -> int:
+    """Weights of one layer's attention that `tp` GPUs hold in all, beyond those of the model."""
+    if model.latent:
+        return (tp - 1) * model.latent_down_weights
+    return 2 * (kv_heads_per_gpu(model, tp) * tp - model.kv_heads) * model.head_dim * model.hidden
 
 
 def activation_reserve_bytes(tp: int) -> int:
@@ -302,11 +264,13 @@ def kv_blocks(
     gpu_memory_utilization: float = 0.9,
     block_tokens: int = 16,
     reserve_bytes: int | None = None,
+    data_attention: int = 1,
 ) -> tuple[int, str]:
     """KV blocks that fit on one GPU of a replica, and one sentence that says how that was computed.
 
     As vLLM sizes its cache (`determine_available_memory`): a share of the memory, less the weights,
     less what activations need. `reserve_bytes` is the last; None takes `activation_reserve_bytes`.
+    With `data_attention` groups of GPUs, each keeps the KV of its own requests: the blocks of all.
 
     Raises:
         ConfigError: the weights do not fit, with the number of GPUs on which they would.
@@ -318,24 +282,27 @@ def kv_blocks(
     stated = reserve_bytes is not None
     reserve = reserve_bytes if reserve_bytes is not None else activation_reserve_bytes(tp)
     usable = gpu_memory_utilization * device.memory_bytes
-    weights = weight_bytes(model, precision, tp)
-    per_token = kv_bytes_per_token(model, kv_dtype, tp)
+    weights = weight_bytes(model, precision, tp, data_attention)
+    per_token = kv_bytes_per_token(model, kv_dtype, tp // data_attention)
     room = usable - weights - reserve
     blocks = int(room // (per_token * block_tokens))
+    groups = f" in {data_attention} groups" if data_attention > 1 else ""
     terms = (
         f"{gpu_memory_utilization:g} x {device.memory_bytes / GIB:.2f} GiB of {device.name} "
-        f"- {weights / GIB:.2f} GiB weights ({model.name} {precision}, tensor_parallel {tp}) "
+        f"- {weights / GIB:.2f} GiB weights "
+        f"({model.name} {precision}, tensor_parallel {tp}{groups}) "
         f"- {reserve / GIB:.2f} GiB activation reserve ({'given' if stated else 'default'})"
     )
     if blocks < 1:
         others = (precision, kv_dtype, gpu_memory_utilization, block_tokens, reserve_bytes)
         raise ConfigError(
             f"kv: no room for KV blocks: {terms} leaves {room / GIB:.2f} GiB; "
-            + _gpus_that_would_do(model, device, *others)
+            + _gpus_that_would_do(model, device, *others, data_attention)
         )
-    return blocks, (
-        f"{blocks} blocks of {block_tokens} tokens: {terms} = {room / GIB:.2f} GiB, "
-        f"at {per_token} bytes a token ({kv_dtype} KV)"
+    each = f" ({blocks} on each group)" if data_attention > 1 else ""
+    return data_attention * blocks, (
+        f"{data_attention * blocks} blocks of {block_tokens} tokens{each}: {terms} "
+        f"= {room / GIB:.2f} GiB, at {per_token} bytes a token ({kv_dtype} KV)"
     )
 
 
@@ -347,13 +314,16 @@ def _gpus_that_would_do(
     utilization: float,
     block_tokens: int,
     reserve_bytes: int | None,
+    data_attention: int,
 ) -> str:
-    for tp in (1, 2, 4, 8, 16, 32, 64):
-        if not _divides(model, tp):
+    for group in (1, 2, 4, 8, 16, 32, 64):
+        tp = group * data_attention
+        if not _divides(model, group):
             continue
         reserve = reserve_bytes if reserve_bytes is not None else activation_reserve_bytes(tp)
-        room = utilization * device.memory_bytes - weight_bytes(model, precision, tp) - reserve
-        if room >= block_tokens * kv_bytes_per_token(model, kv_dtype, tp):
+        weights = weight_bytes(model, precision, tp, data_attention)
+        room = utilization * device.memory_bytes - weights - reserve
+        if room >= block_tokens * kv_bytes_per_token(model, kv_dtype, group):
             return f"it would fit on tensor_parallel: {tp}"
     return "it fits on no number of them"
 

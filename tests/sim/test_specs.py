@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -8,10 +9,12 @@ import pytest
 import yaml
 
 from sim.errors import ConfigError
+from sim.model_part import split_layers
 from sim.specs import (
     GIB,
     WEIGHT_BITS,
     activation_reserve_bytes,
+    check_experts,
     check_tensor_parallel,
     device_names,
     kv_blocks,
@@ -50,8 +53,20 @@ def test_derived_parameters_equal_the_published_total(name):
     assert model.parameters == pytest.approx(model.published_parameters, rel=tolerance, abs=0)
 
 
-def test_a_mixture_uses_only_the_experts_that_a_token_is_sent_to():
-    assert load_model("mixtral-8x7b").active_parameters == pytest.approx(12.9e9, rel=0.01)
+@pytest.mark.parametrize(
+    ("name", "embeddings", "active"),
+    [
+        ("mixtral-8x7b", 2, 12.9e9),
+        ("qwen3-30b-a3b", 2, 3.3e9),
+        ("deepseek-v2-lite", 1, 2.4e9),
+        ("deepseek-v3", 1, 36.6e9),
+    ],
+)
+def test_a_mixture_uses_only_the_experts_that_a_token_is_sent_to(name, embeddings, active):
+    """As published: DeepSeek counts the LM head but not the embedding (its README_WEIGHTS.md)."""
+    model = load_model(name)
+    counted = model.active_parameters - (2 - embeddings) * model.vocab * model.hidden
+    assert counted == pytest.approx(active, rel=0.025)
 
 
 @pytest.mark.parametrize("path", sorted(SHEETS.rglob("*.yaml")), ids=lambda p: p.stem)
@@ -80,6 +95,10 @@ def test_names_and_aliases_are_unique(kind):
         ("llama-3.1-8b", 16, "bf16", 16_384),  # 8 KV heads on 16 GPUs: each is there twice
         ("llama-2-70b", 1, "bf16", 327_680),
         ("opt-175b", 1, "fp16", 4_718_592),
+        ("deepseek-v2-lite", 1, "bf16", 31_104),
+        ("deepseek-v3", 1, "bf16", 70_272),  # (512 + 64) x 61 x 2, once for all heads
+        ("deepseek-v3", 8, "bf16", 70_272),  # so that every GPU needs all of it
+        ("deepseek-v3", 8, "fp8", 35_136),
     ],
 )
 def test_kv_bytes_of_a_token(name, tp, kv_dtype, expected):
@@ -193,6 +212,167 @@ def test_fp8_without_fp8_cores_and_int4_are_computed_in_16_bits(precision):
     assert a100.peak_flops(precision) == expected
 
 
+def test_latent_projections_are_on_every_gpu_and_the_rest_is_cut():
+    model = load_model("deepseek-v3")
+    down = 7168 * (1536 + 512 + 64) * 61
+    for tp in (1, 2, 8):
+        small = model.small_parameters * (tp - 1)
+        held = tp * weight_bytes(model, tp=tp) / 2
+        assert held == pytest.approx(model.parameters + (tp - 1) * down + small, abs=tp)
+
+
+def test_groups_that_attend_apart_repeat_all_but_the_routed_experts():
+    model = load_model("deepseek-v3")
+    routed = 256 * 3 * 7168 * 2048 * 58
+    assert model.routed_weights == routed
+    held = weight_bytes(model, tp=8, data_attention=8) / 2
+    assert held == pytest.approx(model.parameters - routed + routed / 8, abs=1)
+    assert weight_bytes(model, tp=8, data_attention=2) == pytest.approx(
+        weight_bytes(model, tp=4) - 2 * routed / 8, abs=1
+    )
+
+
+def test_groups_that_attend_apart_keep_more_tokens_of_latents():
+    model, device = load_model("deepseek-v3"), load_device("h200")
+    one, _ = kv_blocks(model, device, precision="fp8", tp=8)
+    eight, sentence = kv_blocks(model, device, precision="fp8", tp=8, data_attention=8)
+
+    assert 5 * one < eight < 8 * one
+    assert eight % 8 == 0
+    assert f"{eight} blocks of 16 tokens ({eight // 8} on each group)" in sentence
+    with pytest.raises(ConfigError, match=r"it would fit on tensor_parallel: 16$"):
+        kv_blocks(model, load_device("h100"), precision="fp8", tp=8, data_attention=8)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "message"),
+    [
+        ("llama-3.1-8b", (4, 2, 1), "expert_parallel: 2: llama-3.1-8b has no experts"),
+        ("llama-3.1-8b", (4, 1, 2), "data_parallel_attention: 2: llama-3.1-8b has no experts"),
+        ("mixtral-8x7b", (8, 3, 1), "the 8 experts of mixtral-8x7b; choose one of 1, 2, 4, 8"),
+        (
+            "mixtral-8x7b",
+            (16, 16, 1),
+            "the 16 GPUs of .* the 8 experts of .* *choose one of 1, 2, 4, 8",
+        ),
+        ("mixtral-8x7b", (8, 4, 2), "set expert_parallel to the 8 GPUs of tensor_parallel, not 4"),
+    ],
+)
+def test_experts_that_do_not_come_out_even_are_refused(model, sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        check_experts(load_model(model), *sizes)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "message"),
+    [
+        ("mixtral-8x7b", (8, 3), "data_parallel_attention: 3 does not divide the 8 GPUs of "
+         "tensor_parallel; choose one of 1, 2, 4, 8"),
+        ("deepseek-v3", (96, 2), "96 does not divide the 128 heads of deepseek-v3 on "
+         "each of 2 groups; choose one of 2, 4, 8, 16, 32, 64, 128"),
+        ("deepseek-v3", (3, 1), "tensor_parallel: 3 does not divide the 128 heads of deepseek-v3"),
+    ],
+)  # fmt: skip
+def test_groups_that_do_not_come_out_even_are_refused(model, sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        check_tensor_parallel(load_model(model), *sizes)
+
+
+def test_sizes_that_come_out_even_are_taken():
+    check_experts(load_model("deepseek-v3"), 8, 8, 8)
+    check_experts(load_model("mixtral-8x7b"), 8, 2)
+    check_tensor_parallel(load_model("deepseek-v3"), 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"v_head_dim": 0}, "kv_lora_rank 512 needs qk_nope_head_dim, .* not 128, 64 and 0"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank: 0, but other sizes of latent attention are given"),
+        ({"head_dim": 128}, "a head_dim of 192, not 128 of 128 and 128"),
+        ({"dense_layers": 62}, "dense_layers 62 of 61 layers"),
+        ({"dense_intermediate": 0}, "give both, or neither"),
+        ({"experts": 0}, "dense_layers: 3, but it has no experts"),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(load_model("deepseek-v3"), **change)
+
+
+DEEPSEEK_V2 = {
+    "model_type": "deepseek_v2", "hidden_act": "silu", "num_hidden_layers": 60,
+    "hidden_size": 5120, "num_attention_heads": 128, "num_key_value_heads": 128,
+    "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_routed_experts": 160,
+    "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1,
+    "moe_layer_freq": 1, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 102400,
+    "max_position_embeddings": 163840, "tie_word_embeddings": False, "attention_bias": False,
+    "topk_method": "group_limited_greedy",
+}  # fmt: skip
+"""As in the config.json of deepseek-ai/DeepSeek-V2."""
+DEEPSEEK_V3 = {
+    **DEEPSEEK_V2, "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    "vocab_size": 129280, "topk_method": "noaux_tc", "num_nextn_predict_layers": 1,
+}  # fmt: skip
+"""As in the config.json of deepseek-ai/DeepSeek-V3."""
+DEEPSEEK_V2_LITE = {
+    **DEEPSEEK_V2, "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "n_routed_experts": 64, "q_lora_rank": None, "topk_method": "greedy",
+}  # fmt: skip
+"""As in the config.json of deepseek-ai/DeepSeek-V2-Lite."""
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "kv_bytes"),
+    [
+        (DEEPSEEK_V2, 235_741_434_880, 60 * 576 * 2),
+        (DEEPSEEK_V2_LITE, 15_706_484_224, 27 * 576 * 2),
+        (DEEPSEEK_V3, 671_026_419_200, 61 * 576 * 2),
+    ],
+    ids=["v2", "v2-lite", "v3"],
+)
+def test_configs_of_deepseek_are_read(tmp_path, config, total, kv_bytes):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(tmp_path)
+
+    assert model.parameters == total
+    assert kv_bytes_per_token(model) == kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("sheet", "config"), [("deepseek-v3", DEEPSEEK_V3), ("deepseek-v2-lite", DEEPSEEK_V2_LITE)]
+)
+def test_sheets_of_deepseek_are_what_their_config_says(tmp_path, sheet, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    told = {"name": "", "note": "", "published_parameters": 0, "published_exactly": False}
+    read = (dataclasses.replace(load_model(each), **told) for each in (tmp_path, sheet))
+    assert next(read) == next(read)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "minicpm3"}, "latent attention of a model_type minicpm3 is not described; "
+         "that of deepseek_v2, deepseek_v3, kimi_k2 is"),
+        ({"index_topk": 2048}, "attention to a chosen part of the context are not described"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq: 2: only 1 is described for deepseek_v3"),
+        ({"attention_bias": True}, "attention_bias: True: only False is described"),
+        ({"v_head_dim": None}, "v_head_dim: expected a positive whole number, found v_head_dim"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank: expected a positive whole number, found"),
+    ],
+)  # fmt: skip
+def test_other_latent_variants_are_refused_with_the_reason(tmp_path, change, message):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**DEEPSEEK_V3, **change}))
+
+    with pytest.raises(ConfigError, match=message):
+        load_model(path)
+
+
 def config_of(name: str) -> dict[str, object]:
     """A config.json as its publisher wrote it, less the keys that do not matter here."""
     model = load_model(name)
@@ -241,8 +421,9 @@ def test_opt_and_bloom_configs_are_read_by_their_own_keys(tmp_path):
     [
         ({"hidden_size": None}, "hidden_size: expected a positive whole number, found"),
         ({"num_hidden_layers": 2.5}, "found num_hidden_layers: 2.5"),
-        ({"kv_lora_rank": 512}, "latent attention"),
-        ({"n_shared_experts": 2}, "shared experts"),
+        ({"kv_lora_rank": 512}, "latent attention of a model_type llama is not described"),
+        ({"n_shared_experts": 2}, "shared experts of a model_type llama is not described"),
+        ({"shared_expert_intermediate_size": 512}, "shared experts behind a gate of their own"),
         ({"hidden_act": "relu", "model_type": "new"}, "cannot tell whether its MLP is gated"),
         ({"num_key_value_heads": 5}, "heads 32 is not a multiple of kv_heads 5"),
     ],
@@ -292,6 +473,51 @@ def test_step_cost_halves_on_two_gpus():
     work = StepWork(chunks=[(512, 0)], decode_rows=16, context_tokens=16_000)
     one, two = (StepCost(model, tp=tp).flops_and_bytes(work) for tp in (1, 2))
     assert two == pytest.approx((one[0] / 2, one[1] / 2))
+
+
+def test_step_cost_of_latent_attention_is_counted_by_hand():
+    """DeepSeek-V2 paper, 2.1: 16 heads, keys of 128 + 64, values of 128, latents of 512 + 64."""
+    model = load_model("deepseek-v2-lite")
+    work = StepWork(chunks=[(100, 900)], decode_rows=4, context_tokens=4000)
+    flops, moved = StepCost(model).flops_and_bytes(work)
+
+    pairs = 100 * 900 + 100 * 101 // 2
+    prefill = 2 * 27 * 16 * pairs * (192 + 128)
+    projected_again = 2 * 27 * 900 * 512 * 16 * (128 + 128)
+    decode = 2 * 27 * 16 * 4000 * (576 + 512)
+    linear = 2 * 104 * model.active_linear_weights + 2 * 5 * 102400 * 2048
+    assert flops == pytest.approx(prefill + projected_again + decode + linear)
+    touched = expected_experts(model, 104)
+    unread = 26 * (64 - touched) * model.expert_weights
+    weights = 2 * (model.linear_weights - unread + 102400 * 2048)
+    assert moved == pytest.approx(weights + 31_104 * (900 + 4000 + 104))
+
+
+@pytest.mark.parametrize("split", [[1, 60], [2, 2, 57], [31, 30]])
+def test_stages_of_a_mixture_have_its_dense_layers_in_front(split):
+    model = load_model("deepseek-v3")
+    stages = [part.of(model) for part in split_layers(model, len(split), split)]
+
+    assert sum(stage.linear_weights for stage in stages) == model.linear_weights
+    dense = {(1, 60): [1, 2], (2, 2, 57): [2, 1, 0], (31, 30): [3, 0]}[tuple(split)]
+    assert [stage.dense_layers for stage in stages] == dense
+
+
+def test_step_cost_of_groups_that_attend_apart_reads_latents_once_and_weights_in_each():
+    model = load_model("deepseek-v3")
+    work = StepWork(decode_rows=64, context_tokens=64_000)
+    together, apart = (
+        StepCost(model, "fp8", tp=8, data_attention=groups).flops_and_bytes(work)
+        for groups in (1, 8)
+    )
+    assert together[0] == apart[0]
+    kv = 70_272 * 64_064
+    mixed = 58 * model.shared_weights + 3 * model.dense_weights
+    held = 61 * model.attention_weights + mixed + 2 * model.vocab * model.hidden
+    cut = 61 * (model.attention_weights - model.latent_down_weights) + mixed
+    cut += 2 * model.vocab * model.hidden
+    down = 61 * model.latent_down_weights
+    assert together[1] - apart[1] == pytest.approx(kv * 7 / 8 - (held - down - cut / 8))
 
 
 def test_expected_experts_grow_from_the_chosen_to_all():
