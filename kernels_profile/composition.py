@@ -26,11 +26,13 @@ class Piece:
         operator: Over what `point` gives.
         times: How often.
         point: Its arguments, from the rows (or sampled sequences) of the step.
+        stretch: What its time is multiplied by under a sustained load, from the same; None for 1.
     """
 
     operator: Operator
     times: int
     point: Callable[[int], tuple[float, ...]]
+    stretch: Callable[[int], float] | None = None
 
 
 def _rows(rows: int) -> tuple[float, ...]:
@@ -59,6 +61,8 @@ def summed(pieces: list[Piece], rows: int) -> Summed:
     for piece in pieces:
         us, found = piece.operator.at(*piece.point(rows))
         us *= piece.times
+        if piece.stretch is not None:
+            us *= piece.stretch(rows)
         total += us
         if piece.operator.filled:
             filled += us
@@ -78,6 +82,7 @@ class Composition:
         kv_dtype: Of the KV cache.
         tp: GPUs of the stage.
         collective: Gives the operator of a collective by name.
+        clock: Share of the clock of the tables' kernels that a sustained load leaves.
 
     Attributes:
         rows: Pieces by rows of the step.
@@ -97,8 +102,10 @@ class Composition:
         kv_dtype: str,
         tp: int,
         collective: Callable[[str], Operator],
+        clock: float = 1.0,
     ) -> None:
         self.model, self.part, self.tp = model, part, tp
+        self._slower = 1 / clock - 1
         self.precision, self.kv_dtype = precision, kv_dtype
         self.finder, self.analytic = finder, analytic
         self._collective = collective
@@ -235,7 +242,11 @@ class Composition:
     # --- pieces
 
     def _linear(self, n: float, k: float, times: int) -> Piece:
-        return Piece(self.finder.linear(n, k, self.precision), times, _rows)
+        operator = self.finder.linear(n, k, self.precision)
+        if not self._slower:
+            return Piece(operator, times, _rows)
+        slower, share = self._slower, self.analytic.compute_share
+        return Piece(operator, times, _rows, lambda rows: 1 + slower * share(n, k, rows))
 
     def _elementwise(self, op: str, width: float, times: int) -> Piece:
         return Piece(self.finder.elementwise(op, width), times, _rows)

@@ -29,7 +29,7 @@ from kernels_profile.lookup import Finder
 from kernels_profile.noise import Noise
 from kernels_profile.table import DataSet
 from kernels_profile.usage import Cause, Usage
-from sim.errors import ProfileError
+from sim.errors import ConfigError, ProfileError
 from sim.model_part import ModelPart, whole
 from sim.specs import DeviceSpec, ModelSpec, check_tensor_parallel
 from sim.step_cost import StepCost
@@ -66,6 +66,8 @@ class ProfiledStepTime:
         noise_cv: Standard deviation over mean of the steps; None takes the tables' own repeats, 0
             is none.
         collectives: Backend or model of what GPUs send each other.
+        sustained_clock: Share of the clock at which the tables' kernels were timed that a serving
+            load leaves to compute-bound matrix products; see `efficiency/README.md`.
 
     Raises:
         ConfigError: a tensor parallelism that does not divide the heads, an unknown precision.
@@ -91,7 +93,10 @@ class ProfiledStepTime:
         cuda_graphs: CudaGraphs = GRAPHS["vllm"],
         noise_cv: float | None = None,
         collectives: Collectives = FROM_TABLES,
+        sustained_clock: float = 1.0,
     ) -> None:
+        if not 0.1 <= sustained_clock <= 1:
+            raise ConfigError(f"sustained_clock: {sustained_clock}: expected 0.1 to 1")
         check_tensor_parallel(model, tensor_parallel)
         self.model = model
         self.device = device
@@ -104,6 +109,7 @@ class ProfiledStepTime:
         self.outside: OutsideRule = "error" if strict else outside
         self.missing: MissingRule = "error" if strict else missing
         self.graphs = cuda_graphs
+        self.sustained_clock = sustained_clock
         self.cost = StepCost(model, precision, kv_dtype, tensor_parallel)
         self._refuses = self.outside == "error"
         self._compose(collectives)
@@ -342,6 +348,7 @@ class ProfiledStepTime:
         self.composed = Composition(
             self.model, self.part, finder, analytic, self.precision, self.kv_dtype,
             self.tensor_parallel, collectives.finder(finder, self.tensor_parallel),
+            self.sustained_clock,
         )  # fmt: skip
         if finder.missing and self.missing == "error":
             raise ProfileError(self._lacking(list(dict.fromkeys(finder.missing))))
