@@ -316,6 +316,6 @@ def from_bench(
     )
     trace = trace_of(measurement, seed)
     path = write(trace, out)
-    typer.echo(f"{path}: {len(trace):,} requests of {measurement.format}'s {file}")
+    typer.echo(f"{path}: {len(trace):,} requests of {file} ({measurement.format})")
     for note in trace.notes:
         typer.echo(note)

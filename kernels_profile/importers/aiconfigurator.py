@@ -54,9 +54,11 @@ def read(path: Path, naming: Naming, engine: str = "vllm") -> list[Imported]:
     Raises:
         ConfigError: nothing that can be read; a system without a sheet; a bad table.
     """
-    if not _is_tidy(path):
-        raise ConfigError(f"{path}: expected a folder with gemm_<system>.parquet")
-    return list(_read_tidy(path, naming))
+    if _is_tidy(path):
+        return list(_read_tidy(path, naming))
+    from kernels_profile.importers.aiconfigurator_published import read_published
+
+    return read_published(path, naming, engine)
 
 
 def _is_tidy(path: Path) -> bool:

@@ -30,6 +30,9 @@ TIDY_VERSION = "0.19.0"
 HARDWARE = {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000"}
 """Its names of devices and our sheets, where the two are unlike."""
 
+MODELS = {"Qwen3-30B-A3B-Instruct-2507": "qwen3-30b-a3b"}
+"""Its names of models and our sheets of the same shapes."""
+
 LINEAR: Mapping[str, Callable[[Shard], tuple[int, int]]] = {
     "qkv_proj": lambda shard: shard.qkv,
     "o_proj": lambda shard: shard.output,
@@ -67,9 +70,11 @@ def read(path: Path, naming: Naming) -> list[Imported]:
     Raises:
         ConfigError: nothing that can be read; a device or model without a sheet; a bad table.
     """
-    if not (path / "ops_dense.csv").exists():
-        raise ConfigError(f"{path}: expected a folder with ops_dense.csv")
-    return list(_read_tidy(path, naming))
+    if (path / "ops_dense.csv").exists():
+        return list(_read_tidy(path, naming))
+    from kernels_profile.importers.llmservingsim_published import read_published
+
+    return read_published(path, naming)
 
 
 def _read_tidy(path: Path, naming: Naming) -> Iterator[Imported]:
@@ -83,7 +88,7 @@ def _read_tidy(path: Path, naming: Naming) -> Iterator[Imported]:
     found: dict[str, Imported] = {}
     for key in sorted({*dense, *sequences, *attention, *experts}):
         hardware, name, tp = key
-        device, model = naming.device(hardware, HARDWARE), naming.model(name)
+        device, model = naming.device(hardware, HARDWARE), naming.model(name, MODELS)
         if device is None or model is None:
             continue
         origin = f"LLMServingSim, {hardware} (tidy tables)"

@@ -45,24 +45,30 @@ class Naming:
         except ConfigError:
             raise ConfigError(self._unknown("device", name, sheet, device_names())) from None
 
-    def model(self, name: str) -> ModelSpec | None:
+    def model(self, name: str, known: Mapping[str, str] | None = None) -> ModelSpec | None:
         """Sheet of a model, None where it is to be skipped.
+
+        Args:
+            name: The source's name; an organisation before a slash does not matter.
+            known: Sheets of equal shapes by the source's names, where the two are unlike.
 
         Raises:
             ConfigError: it has no sheet.
         """
         if self._skipped(name):
             return None
-        sheet = self.given.get(name, name)
+        short = name.rsplit("/", 1)[-1]
+        sheet = self.given.get(name) or self.given.get(short) or (known or {}).get(short, name)
         try:
             return load_model(sheet)
         except ConfigError:
             raise ConfigError(self._unknown("model", name, sheet, model_names())) from None
 
     def _skipped(self, name: str) -> bool:
-        if name in self.skip:
+        skipped = name in self.skip or name.rsplit("/", 1)[-1] in self.skip
+        if skipped:
             self.skipped.add(name)
-        return name in self.skip
+        return skipped
 
     def _unknown(self, kind: str, name: str, sheet: str, sheets: Collection[str]) -> str:
         near = _nearest(sheet, sheets)

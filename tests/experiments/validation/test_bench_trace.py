@@ -80,7 +80,7 @@ def test_the_command_writes_a_trace_that_loads_again(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["trace", "from-bench", str(path), "--out", str(out)])
 
     assert done.exit_code == 0, done.output
-    assert "2 requests of vllm's" in done.stdout
+    assert "2 requests of" in done.stdout
     assert "Arrival times: as the file has them." in done.stdout
     assert load(out).arrival_ns.tolist() == [0, 500_000_000]
 
