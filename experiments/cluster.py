@@ -173,15 +173,14 @@ def _replica(
 ) -> tuple[ReplicaSpec, list[str]]:
     with _told_at(where("pools", role, "device")):
         device = specs.load_device(pool.device)
-    with _told_at(where("pools", role, "tensor_parallel")):
-        specs.check_tensor_parallel(model, pool.tensor_parallel)
-    tp = pool.tensor_parallel
+    tp, groups = pool.tensor_parallel, pool.data_parallel_attention
+    _check_layout(pool, role, model, where)
     with _told_at(where("pools", role, "kv")):
         blocks, origin = _blocks(pool, model, device)
     place = where("pools", role, "policy")
     policy = parts.policy(pool, place, folder)
     with _told_at(place):
-        policy.check(blocks, pool.kv.block_tokens, pool.max_model_len)
+        policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
     step_time = parts.step_time(pool, model, device, where("pools", role, "step_time"), folder)
     told = step_time.describe()
     spec = ReplicaSpec(
@@ -197,7 +196,46 @@ def _replica(
     return spec, [
         f"KV cache: {origin}.",
         f"step times: {told.model}: {told.origin}; error: {told.error}.",
+        *_group_notes(pool, blocks),
     ]
+
+
+def _check_layout(pool: Pool, role: str, model: specs.ModelSpec, where: Where) -> None:
+    """How GPUs share the model has to come out even; an error names the key that does not."""
+    tp, groups = pool.tensor_parallel, pool.data_parallel_attention
+    zipf, timed_by = pool.expert_imbalance.zipf, pool.step_time.get("model")
+    try:
+        specs.check_tensor_parallel(model, tp, groups)
+        specs.check_experts(model, tp, pool.expert_parallel, groups)
+        if zipf and not model.experts:
+            raise ConfigError(f"expert_imbalance: zipf {zipf:g}: {model.name} has no experts")
+        if zipf and timed_by == "linear":
+            raise ConfigError(
+                f"expert_imbalance: zipf {zipf:g}: step times of {timed_by} know no experts; "
+                "try step_time: roofline"
+            )
+    except ConfigError as error:
+        key = str(error).partition(":")[0]
+        raise ConfigError(placed(where("pools", role, key), error)) from None
+
+
+def _group_notes(pool: Pool, blocks: int) -> list[str]:
+    """What is left out where groups of GPUs attend apart."""
+    groups = pool.data_parallel_attention
+    if groups == 1:
+        return []
+    notes = [
+        f"data_parallel_attention: one queue, policy and pool of KV blocks for all {groups} "
+        "groups, as if requests were always spread evenly; the limits of a policy are those of all "
+        "groups together."
+    ]
+    kept = blocks // groups * pool.kv.block_tokens
+    if pool.max_model_len is not None and pool.max_model_len > kept:
+        notes.append(
+            f"data_parallel_attention: one group keeps {kept:,} tokens, fewer than max_model_len "
+            f"{pool.max_model_len:,}: a request longer than that would not fit a real one."
+        )
+    return notes
 
 
 def _blocks(pool: Pool, model: specs.ModelSpec, device: specs.DeviceSpec) -> tuple[int, str]:
@@ -210,6 +248,7 @@ def _blocks(pool: Pool, model: specs.ModelSpec, device: specs.DeviceSpec) -> tup
         precision=pool.precision.weights,
         kv_dtype=pool.precision.kv,
         tp=pool.tensor_parallel,
+        data_attention=pool.data_parallel_attention,
         gpu_memory_utilization=kv.gpu_memory_utilization,
         block_tokens=kv.block_tokens,
         reserve_bytes=kv.activation_reserve_bytes,
@@ -233,6 +272,7 @@ def _hardware(experiment: Experiment) -> list[Hardware]:
             tensor_parallel=pool.tensor_parallel,
             precision=pool.precision.weights,
             kv_dtype=pool.precision.kv,
+            data_attention=pool.data_parallel_attention,
         )
         for pool in pools_of(experiment).values()
         for _ in range(pool.replicas)

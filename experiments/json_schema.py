@@ -209,6 +209,11 @@ def _allow_presets(definitions: Schema) -> None:
         full = definitions[name]
         words = copy.deepcopy(full["properties"][key])
         definitions[name] = {"anyOf": [full, words], "description": full.get("description", "")}
+    uneven = definitions["ExpertImbalance"]
+    definitions["ExpertImbalance"] = {
+        "anyOf": [uneven, {"const": "even"}],
+        "description": uneven.get("description", ""),
+    }
     presets = [entry.name for entry in listing.entries("presets")]
     preset = definitions["Workload"]["properties"]["preset"]
     preset["anyOf"] = [{"enum": presets}, {"type": "null"}]

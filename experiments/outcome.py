@@ -149,6 +149,10 @@ def check(plan: Plan, *, as_json: bool = False) -> None:
 
 def _said(role: str, pool: Pool) -> str:
     gpus = f"{pool.tensor_parallel} {pool.device}"
+    if pool.expert_parallel > 1:
+        gpus += f" (experts over {pool.expert_parallel}"
+        groups = pool.data_parallel_attention
+        gpus += f", attention in {groups} groups)" if groups > 1 else ")"
     return f"{role}: {pool.replicas} x {gpus}, {pool.policy['name']}, {pool.step_time['model']}"
 
 

@@ -128,6 +128,9 @@ def _roofline(
             precision=pool.precision.weights,
             kv_dtype=pool.precision.kv,
             tensor_parallel=pool.tensor_parallel,
+            expert_parallel=pool.expert_parallel,
+            data_parallel_attention=pool.data_parallel_attention,
+            imbalance=pool.expert_imbalance.zipf,
             **more,
         )
     except PhasewiseError as error:

@@ -143,6 +143,21 @@ class KV(Strict):
     """Memory kept for activations, bytes per GPU. Default: stated by the model's sheet."""
 
 
+def _even(value: object) -> object:
+    if value == "even":
+        return {"zipf": 0.0}
+    if not isinstance(value, dict | ExpertImbalance):
+        raise ValueError(f"{value}: expected even, or a mapping such as {{zipf: 0.5}}")
+    return value
+
+
+class ExpertImbalance(Strict):
+    """How uneven a router's choice of experts is; ``even`` stands for ``{zipf: 0}``."""
+
+    zipf: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """The i-th most popular expert has weight ``i ** -zipf``: 0 even, 1 very uneven."""
+
+
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
@@ -152,6 +167,13 @@ class Pool(Strict):
     """GPU type (``phasewise list devices``)."""
     tensor_parallel: Count = 1
     """GPUs of one replica."""
+    expert_parallel: Count = 1
+    """Of those GPUs, how many hold experts of their own; the rest share each expert."""
+    data_parallel_attention: Count = 1
+    """Groups of those GPUs, each of which attends its own requests. Tokens are sent to the GPUs of
+    their experts, so that `expert_parallel` has to be all GPUs."""
+    expert_imbalance: Annotated[ExpertImbalance, BeforeValidator(_even)] = ExpertImbalance()
+    """How uneven a router's choice of experts is: ``even`` or ``{zipf: 0.5}``."""
     precision: Precision = Precision()
     policy: Named
     """What a replica runs next: a name, or name and options (``phasewise list policies``)."""
