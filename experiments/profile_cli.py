@@ -59,3 +59,55 @@ def import_tables(
     from experiments import profile_import
 
     profile_import.run(source, path, out, name or [], skip or [], device, engine, revision)
+
+
+@profile_app.command(name="run")
+@guarded
+def run_profile(
+    models: Annotated[
+        list[str],
+        typer.Option(help="Models by data sheet or config.json, the most wanted first; commas do."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the tables; a stopped run goes on.")],
+    device: Annotated[
+        str,
+        typer.Option(help="auto: the GPU here; a data sheet, to be sure of it; cpu: interpreter."),
+    ] = "auto",
+    tensor_parallel: Annotated[
+        list[str] | None, typer.Option(help="GPUs that share the model: 1 by default, or 1,2,4.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of linear layers: bf16, fp8; by default all that the device has."),
+    ] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option(help="Only these tables, such as linear,attention_decode.")
+    ] = None,
+    budget_s: Annotated[
+        float | None, typer.Option(min=1, help="Seconds to spend; the most valuable points first.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=0, help="Processes that compile kernels; 0 for one a core.")
+    ] = 0,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be measured, and measure nothing.")
+    ] = False,
+) -> None:
+    """Measure our kernels on a GPU, into tables for step_time: {model: profile}.
+
+    Every operator gets a coarse grid before any gets a finer one. The card's settings are left as
+    they are.
+    """
+    from experiments import profile_run
+
+    profile_run.run(
+        models=models,
+        out=out,
+        device=device,
+        tensor_parallel=tensor_parallel,
+        dtypes=dtype,
+        tables=tables,
+        budget_s=budget_s,
+        processes=processes,
+        plan_only=plan,
+    )
