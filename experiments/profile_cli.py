@@ -29,7 +29,8 @@ def _group() -> None:
 def import_tables(
     path: Annotated[Path, typer.Argument(help="Folder or file of the other project's profile.")],
     source: Annotated[
-        str, typer.Option("--from", help="The project: vidur, llmservingsim or aiconfigurator.")
+        str,
+        typer.Option("--from", help="vidur, llmservingsim, llmservingsim-v0 or aiconfigurator."),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the data sets; one folder per device.")],
     name: Annotated[
@@ -111,3 +112,19 @@ def run_profile(
         processes=processes,
         plan_only=plan,
     )
+
+
+@profile_app.command(
+    name="replay",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+@guarded
+def replay_trace(context: typer.Context) -> None:
+    """Serve requests on the card with our kernels, and compare with a simulation of the same run.
+
+    The options are those of ``python -m experiments.replay``, which needs less to be installed.
+    """
+    from experiments import replay
+
+    raise typer.Exit(replay.main(context.args))

@@ -208,7 +208,7 @@ def read_aiperf(path: Path) -> Raw:
     rows: list[dict[str, Any]] = []
     warmup = 0
     for number, record in enumerate(_documents(path), start=1):
-        metadata, metrics = record.get("metadata"), record.get("metrics")
+        metadata, metrics = record.get("metadata"), record.get("metrics") or {}
         if not isinstance(metadata, dict) or not isinstance(metrics, dict):
             raise ConfigError(f"{path}: record {number}: expected metadata and metrics")
         if metadata.get("benchmark_phase", "profiling") != "profiling":

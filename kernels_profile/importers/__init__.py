@@ -15,7 +15,7 @@ from kernels_profile.importers.data_set import Imported
 from kernels_profile.importers.naming import Naming
 from sim.errors import ConfigError, nearest
 
-IMPORTERS = ("aiconfigurator", "llmservingsim", "vidur")
+IMPORTERS = ("aiconfigurator", "llmservingsim", "llmservingsim-v0", "vidur")
 """Projects whose profiles can be imported."""
 
 
@@ -88,7 +88,7 @@ def import_profile(
 
 
 def _module(source: str) -> ModuleType:
-    return import_module(f"kernels_profile.importers.{source}")
+    return import_module(f"kernels_profile.importers.{source.replace('-', '_')}")
 
 
 def _read(source: str, path: Path, naming: Naming, engine: str | None) -> list[Imported]:

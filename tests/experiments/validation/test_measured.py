@@ -145,6 +145,12 @@ def test_aiperfs_records_are_in_seconds_without_warmup(tmp_path: Path) -> None:
     assert "1 requests of the warm-up are left out." in measurement.notes
 
 
+def test_aiperfs_failed_requests_have_no_metrics(tmp_path: Path) -> None:
+    failed = {**aiperf(500_000_000), "metrics": None, "error": {"code": 499, "type": "X"}}
+    path = saved(tmp_path, aiperf(0), failed, name="profile_export.jsonl")
+    assert read_measurement(path).requests.ok.tolist() == [True, False]
+
+
 @pytest.mark.parametrize(
     "text",
     ["Metric,avg,min,max\nTime to First Token (ms),1,2,3\n", '{"input_config": {}, "x": 1}'],

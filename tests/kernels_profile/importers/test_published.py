@@ -359,3 +359,59 @@ def test_a_meta_yaml_that_lacks_a_key_is_said(tmp_path: Path) -> None:
 def test_a_folder_without_profiles_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tp<N> folder"):
         read_profile("llmservingsim", tmp_path, Naming())
+
+
+# --- LLMServingSim's first profiler
+
+
+def first_profiler(root: Path) -> Path:
+    """One model at tp 2 with invented times."""
+    folder = root / "perf_models" / "A6000" / "meta-llama" / "Llama-3.1-8B" / "tp2"
+    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "attn")
+    layers += ("embedding", "input_layernorm", "post_layernorm", "rope", "act_fn", "lm_head")
+    rows = [f"{name},8,0,2,{1000 * i}" for i, name in enumerate(layers, 1)]
+    put(folder / "layers.csv", "layer_name,input,kv_cache,tp_size,latency(ns)", *rows)
+    columns = "time_stats.attn_prefill.median,time_stats.attn_decode.median,n_q_head,batch_size"
+    sizes = "prefill_chunk_size,kv_cache_size,is_prefill"
+    rows = ["0.05,,32,1,64,64,True", ",0.0125,32,4,0,32,False"]
+    put(folder / "attention.csv", f"{columns},{sizes}", *rows)
+    return root
+
+
+def test_products_of_the_first_profiler_are_added_up(tmp_path: Path) -> None:
+    source = first_profiler(tmp_path / "old")
+    [(folder, data)] = import_profile("llmservingsim-v0", source, tmp_path / "out")
+
+    assert folder.name == "a6000"
+    assert table(folder, "linear").distinct("n", "k", "tokens", "time_us") == [
+        (3072, 4096, 8, 6), (4096, 2048, 8, 4), (4096, 7168, 8, 7), (14336, 4096, 8, 11),
+    ]  # fmt: skip
+    assert table(folder, "elementwise").distinct("op", "width", "time_us") == [
+        ("embedding", 4096, 9), ("rms_norm", 4096, 10.5), ("rotary", 3072, 12),
+        ("silu_mul", 7168, 13),
+    ]  # fmt: skip
+    head = table(folder, "per_sequence")
+    assert head.distinct("op", "vocab", "sequences", "time_us") == [("lm_head", 64128, 8, 14)]
+    decode = table(folder, "attention_decode")
+    assert decode.distinct("heads", "kv_heads", "batch", "context", "time_us") == [
+        (16, 4, 4, 33, 12.5)
+    ]
+    assert "attention_prefill" not in data.tables
+    assert any("prefill attention and experts are left out" in note for note in data.notes)
+
+
+def test_the_first_profilers_tidy_tables_are_read(shared: Path) -> None:
+    others = ["RTX3090", "Phi-mini-MoE-instruct", "Mixtral-8x7B-v0.1"]
+    source = shared / "measured" / "llmservingsim"
+    found = read_profile("llmservingsim-v0", source, Naming(skip=others))
+    assert [data.device for data in found] == ["a6000", "h100-sxm"]
+    for data in found:
+        assert {"linear", "elementwise", "per_sequence", "attention_decode"} == set(data.tables)
+
+
+def test_a_folder_without_the_first_profilers_files_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no perf_models.*layers\.csv"):
+        read_profile("llmservingsim-v0", tmp_path, Naming())
+    put(tmp_path / "layers.csv", "a")
+    with pytest.raises(ConfigError, match="expected it at perf_models"):
+        read_profile("llmservingsim-v0", tmp_path, Naming())
