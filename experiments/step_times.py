@@ -99,6 +99,11 @@ def profile(
     from experiments.parts import host
     from kernels_profile.step_time import ProfiledStepTime
 
+    if pool.data_parallel_attention > 1:
+        raise ConfigError(
+            f"{where}: profile: data_parallel_attention {pool.data_parallel_attention}: groups of "
+            "GPUs that attend apart are not composed from tables; try step_time: roofline"
+        )
     own = {key: value for key, value in chosen.items() if key != "host"}
     said: ProfileOptions = options.build(ProfileOptions, own, "profile", where)
     more: dict[str, Any] = {}
@@ -119,6 +124,8 @@ def profile(
             noise_cv=_noise_cv(said.noise, f"{where}.noise"),
             collectives=_collectives(said.collectives, f"{where}.collectives"),
             sustained_clock=said.sustained_clock,
+            expert_parallel=pool.expert_parallel,
+            imbalance=pool.expert_imbalance.zipf,
             **more,
         )
     except PhasewiseError as error:

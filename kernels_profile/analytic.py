@@ -7,6 +7,7 @@ by the ratio of these; where one is missing, they fill the gap if a config asks 
 from __future__ import annotations
 
 from kernels_profile.curves import CurveBook
+from kernels_profile.latent import LatentAttention
 from kernels_profile.operators import (
     AllReduceCurve,
     Curve,
@@ -18,7 +19,7 @@ from kernels_profile.operators import (
     SamplerCurve,
     link_key,
 )
-from sim.specs import KV_BYTES, DeviceSpec, weight_bits
+from sim.specs import KV_BYTES, DeviceSpec, ModelSpec, weight_bits
 
 ELEMENTWISE_BYTES = {
     "embedding": 4.0,
@@ -45,6 +46,7 @@ class Analytic:
         self.device = device
         self.precision = precision
         self.kv_bytes = KV_BYTES[kv_dtype]
+        self._kv_dtype = kv_dtype
         self._book = CurveBook()
         self._kv = "fp8" if kv_dtype == "fp8" else "bf16"
         self._found: dict[tuple[str, str], Curve] = {}
@@ -170,6 +172,17 @@ class Analytic:
         work = chunk_us + (extra.row_ns * rows + extra.token_ns * rows * context) / 1e3
         longest = max(tokens + history, context)
         return curve.t0_us + max(work, curve.tile_ns * head_dim / 128 * longest / 1e3)
+
+    def latent(self, model: ModelSpec, heads: float) -> LatentAttention:
+        """Latent attention of a model with so many heads on this GPU."""
+        decode = self._curve("decode_attention", self._kv)
+        prefill = self._curve("prefill_attention", self._kv)
+        gemm = self._curve("gemm", "bf16")
+        assert isinstance(decode, DecodeAttentionCurve)
+        assert isinstance(prefill, PrefillAttentionCurve)
+        assert isinstance(gemm, GemmCurve)
+        gpus = model.heads / heads
+        return LatentAttention(model, self.device, self._kv_dtype, gpus, decode, prefill, gemm)
 
     def collective(self, op: str, gpus: int, message_bytes: float) -> float:
         """A collective; all but the all-reduce send half of what it does."""

@@ -13,9 +13,9 @@ from functools import partial
 from kernels_profile.analytic import Analytic
 from kernels_profile.attention import Mark
 from kernels_profile.lookup import Finder, Operator
+from kernels_profile.parallel import ParallelLayout
 from sim.model_part import ModelPart
 from sim.specs import ModelSpec, kv_heads_per_gpu
-from sim.step_cost import expected_experts
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,14 @@ class Summed:
     filled_ns: float
     marks: tuple[Mark, ...]
 
+    def __add__(self, other: Summed) -> Summed:
+        return Summed(
+            self.ns + other.ns, self.filled_ns + other.filled_ns, self.marks + other.marks
+        )
+
+
+NOTHING = Summed(0.0, 0.0, ())
+
 
 def summed(pieces: list[Piece], rows: int) -> Summed:
     """The pieces of a step one after the other."""
@@ -80,13 +88,17 @@ class Composition:
         analytic: The device by data sheet.
         precision: Of the linear layers.
         kv_dtype: Of the KV cache.
-        tp: GPUs of the stage.
+        layout: GPUs of the stage, and which of them hold which experts.
         collective: Gives the operator of a collective by name.
         clock: Share of the clock of the tables' kernels that a sustained load leaves.
 
     Attributes:
         rows: Pieces by rows of the step.
         sampled: Pieces by sequences that go through the LM head.
+        absorbed: Pieces by decodes: under latent attention, projections of their queries to the
+            latents and of their outputs back.
+        projected: Pieces by tokens of the chunks' contexts: under latent attention, projections to
+            keys and values.
         prefill: Attention of chunks over (batch, history, tokens).
         decode: Attention of decodes over (batch, skew, context).
         mixed: Of both in one launch over (decodes, context, history, tokens); None if not measured.
@@ -100,24 +112,30 @@ class Composition:
         analytic: Analytic,
         precision: str,
         kv_dtype: str,
-        tp: int,
+        layout: ParallelLayout,
         collective: Callable[[str], Operator],
         clock: float = 1.0,
     ) -> None:
-        self.model, self.part, self.tp = model, part, tp
+        self.model, self.part, self.tp = model, part, layout.tensor
+        self.stage = part.of(model)
+        self.layout, self.load = layout, layout.load(model)
         self._slower = 1 / clock - 1
         self.precision, self.kv_dtype = precision, kv_dtype
         self.finder, self.analytic = finder, analytic
         self._collective = collective
-        self.heads = model.heads // tp
-        self.kv_heads = kv_heads_per_gpu(model, tp)
+        self.heads = model.heads // self.tp
+        self.kv_heads = kv_heads_per_gpu(model, self.tp)
         self.rows = self._of_rows()
         self.sampled = self._of_sampled() if part.head else []
+        self.absorbed = self._absorbed() if model.latent else []
+        self.projected = self._projected() if model.latent else []
         self._find_attention()
 
     def operators(self) -> list[Operator]:
         """All of them."""
-        pieces = [piece.operator for piece in (*self.rows, *self.sampled)]
+        pieces = [
+            piece.operator for piece in (*self.rows, *self.sampled, *self.absorbed, *self.projected)
+        ]
         return [*pieces, self.prefill, self.decode, *([self.mixed] if self.mixed else [])]
 
     # --- by rows
@@ -139,6 +157,8 @@ class Composition:
         """What surrounds attention: QKV, output, rotary embedding, norms of queries and keys."""
         model, width = self.model, self.model.head_dim
         heads, kv_heads = self.heads, self.kv_heads
+        if model.latent:
+            return self._latent_projections(layers)
         pieces = [
             self._linear((heads + 2 * kv_heads) * width, model.hidden, layers),
             self._linear(model.hidden, heads * width, layers),
@@ -148,11 +168,41 @@ class Composition:
             pieces.append(self._elementwise("qk_norm", (heads + kv_heads) * width, layers))
         return pieces
 
-    def _mlps(self) -> list[Piece]:
+    def _latent_projections(self, layers: int) -> list[Piece]:
+        """The same for latents, which are normed, and rotated in part only."""
+        model = self.model
+        latent = self.analytic.latent(model, self.heads)
+        rotated = self.heads * model.qk_rope_head_dim + model.kv_width
+        normed = [rank for rank in (model.kv_lora_rank, model.q_lora_rank) if rank]
+        return [
+            *(self._linear(n, k, layers) for k, n in latent.projections()),
+            self._elementwise("rotary", rotated, layers),
+            *(self._elementwise("rms_norm", rank, layers) for rank in normed),
+        ]
+
+    def _absorbed(self) -> list[Piece]:
+        """One product for each head, as the linear layer of as many weights and FLOPs."""
         model, layers = self.model, self.part.layers
+        shapes = (
+            (self.heads * model.kv_lora_rank, model.qk_nope_head_dim),
+            (self.heads * model.v_head_dim, model.kv_lora_rank),
+        )
+        return [self._linear(n, k, layers, "bf16") for n, k in shapes]
+
+    def _projected(self) -> list[Piece]:
+        k, n = self.analytic.latent(self.model, self.heads).up_projection()
+        return [self._linear(n, k, self.part.layers)]
+
+    def _mlps(self) -> list[Piece]:
+        model, stage = self.model, self.stage
         if not model.experts:
-            return self._mlp(model.intermediate, layers)
-        return [self._experts(layers)]
+            return self._mlp(model.intermediate, stage.layers)
+        pieces = [self._experts(stage.expert_layers)] if stage.expert_layers else []
+        if model.shared_intermediate and stage.expert_layers:
+            pieces += self._mlp(model.shared_intermediate, stage.expert_layers)
+        if stage.dense_layers:
+            pieces += self._mlp(stage.dense_intermediate, stage.dense_layers)
+        return pieces
 
     def _mlp(self, intermediate: int, layers: int) -> list[Piece]:
         inner = intermediate // self.tp
@@ -165,16 +215,19 @@ class Composition:
     def _experts(self, layers: int) -> Piece:
         """Expert blocks: tokens and the share of the experts within reach that they touch."""
         model = self.model
-        inner = model.intermediate // self.tp
-        operator = self.finder.experts(
-            model.experts, model.experts_per_token, model.hidden, inner, self.precision,
+        inner = model.intermediate // self.layout.expert_tensor
+        held = model.experts // self.layout.expert
+        operator, experts = self.finder.experts(
+            held, model.experts, model.experts_per_token, model.hidden, inner, self.precision,
             partial(self._experts_us, inner),
         )  # fmt: skip
-        return Piece(operator, layers, self._touched)
+        return Piece(operator, layers, partial(self._touched, experts))
 
-    def _touched(self, rows: int) -> tuple[float, ...]:
-        reachable = min(self.model.experts, rows * self.model.experts_per_token)
-        return rows, expected_experts(self.model, rows) / reachable
+    def _touched(self, experts: int, rows: int) -> tuple[float, ...]:
+        """Of the GPU with most to do: tokens that send as many pairs, and the share they touch."""
+        tokens = self.load.pairs_on_busiest(rows) / self.model.experts_per_token
+        reachable = min(experts, tokens * self.model.experts_per_token)
+        return tokens, self.load.touched_on_busiest(rows) / reachable
 
     def _experts_us(self, inner: int, tokens: float, share: float) -> float:
         """An expert block by the analytic model: router, up, activation, down."""
@@ -206,6 +259,9 @@ class Composition:
     # --- attention
 
     def _find_attention(self) -> None:
+        if self.model.latent:
+            self._find_latent_attention()
+            return
         heads, kv_heads, width = self.heads, self.kv_heads, self.model.head_dim
         analytic = self.analytic
 
@@ -239,10 +295,29 @@ class Composition:
         self.prefill_us = partial(prefill, heads)
         self.kink = analytic.decode_kink(kv_heads, width)
 
+    def _find_latent_attention(self) -> None:
+        """Attention over latents by decodes, and over keys and values made of them by chunks."""
+        model, latent = self.model, self.analytic.latent
+
+        def prefill(heads: float, batch: float, history: float, tokens: float) -> float:
+            return latent(model, heads).prefill_us(batch, tokens, history)
+
+        def decode(heads: float, batch: float, skew: float, context: float) -> float:
+            return latent(model, heads).decode_us(batch, context)
+
+        chunks, decodes = ("batch", "history", "tokens"), ("batch", "skew", "context")
+        find = partial(self.finder.latent, model=model, kv_dtype=self.kv_dtype, heads=self.heads)
+        self.prefill = find("mla_prefill", axes=chunks, analytic=prefill)
+        self.decode = find("mla_decode", axes=decodes, analytic=decode)
+        self.mixed = None  # engines launch them apart
+        self.prefill_us = partial(prefill, self.heads)
+        own = latent(model, self.heads)
+        self.kink = own.row_ns / own.context_ns
+
     # --- pieces
 
-    def _linear(self, n: float, k: float, times: int) -> Piece:
-        operator = self.finder.linear(n, k, self.precision)
+    def _linear(self, n: float, k: float, times: int, dtype: str = "") -> Piece:
+        operator = self.finder.linear(n, k, dtype or self.precision)
         if not self._slower:
             return Piece(operator, times, _rows)
         slower, share = self._slower, self.analytic.compute_share

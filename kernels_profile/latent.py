@@ -16,6 +16,9 @@ from __future__ import annotations
 from kernels_profile.operators import DecodeAttentionCurve, GemmCurve, PrefillAttentionCurve
 from sim.specs import KV_BYTES, DeviceSpec, ModelSpec
 
+MEMO = 1 << 16
+"""Counts of decodes whose times are kept before the memory is dropped and filled anew."""
+
 
 class LatentAttention:
     """Coefficients of latent attention in all layers on one GPU, ns.
@@ -43,7 +46,7 @@ class LatentAttention:
         model: ModelSpec,
         device: DeviceSpec,
         kv_dtype: str,
-        gpus: int,
+        gpus: float,
         decode: DecodeAttentionCurve,
         prefill: PrefillAttentionCurve,
         gemm: GemmCurve,
@@ -53,6 +56,7 @@ class LatentAttention:
         self.heads = model.heads / gpus
         self._gemm = gemm
         self._absorbed_ns: dict[int, float] = {0: 0.0}
+        self._decode_t0_us, self._prefill_t0_us = decode.t0_us, prefill.t0_us
         layers, bandwidth = model.layers, device.memory_bytes_per_s
         rate = prefill.e_flop * device.bf16_flops
         reading = model.kv_width * KV_BYTES[kv_dtype] / (decode.e_bw * bandwidth)
@@ -66,11 +70,26 @@ class LatentAttention:
         self.history_ns = layers * 2 * self.heads * widths / (decode.e_bw * bandwidth) * 1e9
         self.walk_ns = layers * prefill.tile_ns * widths / 256
 
+    def decode_us(self, decodes: float, context: float) -> float:
+        """Attention of decodes of a mean context in one layer."""
+        ns = decodes * max(self.row_ns, self.context_ns * context)
+        return self._decode_t0_us + ns / self.model.layers / 1e3
+
+    def prefill_us(self, batch: float, tokens: float, history: float) -> float:
+        """Attention of equal chunks in one layer, their keys and values projected before."""
+        pairs_x2 = tokens * (2 * history + tokens + 1)
+        busy = batch * (self.token_ns * tokens + self.pair_x2_ns * pairs_x2)
+        reading = batch * self.history_ns * history
+        ns = max(busy, reading, self.walk_ns * (tokens + history))
+        return self._prefill_t0_us + ns / self.model.layers / 1e3
+
     def absorbed_ns(self, decodes: int) -> float:
         """Projections of the queries of decodes to the latents, and of their outputs back, ns."""
         ns = self._absorbed_ns.get(decodes)
         if ns is None:
             model = self.model
+            if len(self._absorbed_ns) >= MEMO:
+                self._absorbed_ns = {0: 0.0}
             us = self._batched_us(decodes, model.qk_nope_head_dim)
             us += self._batched_us(decodes, model.v_head_dim)
             ns = self._absorbed_ns[decodes] = model.layers * us * 1e3

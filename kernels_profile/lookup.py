@@ -12,6 +12,7 @@ import numpy as np
 from kernels_profile.analytic import Analytic
 from kernels_profile.grid import Floats, Grid, Outside
 from kernels_profile.table import DataSet, Table
+from sim.specs import ModelSpec
 
 EQUAL_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}
@@ -196,11 +197,54 @@ class Finder:
             optional: Do without it rather than fill it.
         """
         name = f"{operator} {heads:g} heads, {kv_heads:g} KV heads of {head_dim:g} ({kv_dtype})"
+        same = {"kv_heads": kv_heads, "head_dim": head_dim}
+        found = self._over_heads(operator, name, kv_dtype, heads, same, axes, analytic)
+        if found is not None or optional:
+            return found
+        return self._missing(name, operator, lambda *point: analytic(heads, *point))
+
+    def latent(
+        self,
+        operator: str,
+        model: ModelSpec,
+        kv_dtype: str,
+        heads: float,
+        axes: tuple[str, ...],
+        analytic: Callable[..., float],
+    ) -> Operator:
+        """Latent attention over what varies.
+
+        Args:
+            operator: ``mla_prefill`` or ``mla_decode``.
+            model: Whose latents.
+            kv_dtype: Of the latents in the cache.
+            heads: Query heads of one GPU.
+            axes: What varies, outermost first.
+            analytic: Time of (heads, *axes).
+        """
+        rank, rope = model.kv_lora_rank, model.qk_rope_head_dim
+        name = f"{operator} {heads:g} heads, latents of {rank} + {rope} ({kv_dtype})"
+        same: dict[str, float] = {"kv_lora_rank": rank, "rope_dim": rope}
+        if operator == "mla_prefill":
+            same |= {"nope_dim": model.qk_nope_head_dim, "v_dim": model.v_head_dim}
+        found = self._over_heads(operator, name, kv_dtype, heads, same, axes, analytic)
+        return found or self._missing(name, operator, lambda *point: analytic(heads, *point))
+
+    def _over_heads(
+        self,
+        operator: str,
+        name: str,
+        kv_dtype: str,
+        heads: float,
+        same: Mapping[str, float],
+        axes: tuple[str, ...],
+        analytic: Callable[..., float],
+    ) -> Operator | None:
+        """Attention of the shape `same`: so many heads, or between the measured ones."""
 
         def fill(*point: float) -> float:
             return analytic(heads, *point)
 
-        same = {"kv_heads": kv_heads, "head_dim": head_dim}
         found = [
             (rows.where(**same), data) for rows, data in self._rows(operator, "kv_dtype", kv_dtype)
         ]
@@ -214,30 +258,32 @@ class Finder:
                 between = f"{name} between the measured {_said(near, 'heads')} heads"
                 every = ("heads", *axes)
                 return self._found(name, near, data, every, fill, analytic, (heads,), between)
-        return None if optional else self._missing(name, operator, fill)
+        return None
 
     def experts(
-        self, experts: float, top_k: float, hidden: float, intermediate: float, dtype: str,
+        self, held: int, experts: int, top_k: float, hidden: float, intermediate: float, dtype: str,
         fill: Callable[..., float],
-    ) -> Operator:  # fmt: skip
-        """An expert block over tokens and the share of reachable experts that they touch."""
-        name = (
-            f"moe {experts:g} experts, {top_k:g} a token, {hidden:g} x {intermediate:g} ({dtype})"
-        )
-        shape = {
-            "experts": experts,
-            "top_k": top_k,
-            "hidden": hidden,
-            "intermediate": intermediate,
-        }
-        for rows, data in self._rows("moe", "dtype", dtype):
-            exact = rows.where(**shape)
-            if len(exact):
-                reachable = np.minimum(experts, exact["tokens"] * top_k)
-                columns = {**exact.columns, "share": exact["touched"] / reachable}
-                shared = Table("moe", exact.path, columns)
-                return self._found(name, shared, data, ("tokens", "share"), fill)
-        return self._missing(name, "moe", fill)
+    ) -> tuple[Operator, int]:  # fmt: skip
+        """An expert block over tokens and the share of reachable experts that they touch.
+
+        A GPU that holds `held` of `experts` takes the table of a block with all of them if its own
+        was not measured: experts that no token is sent to take no time in either.
+
+        Returns:
+            The operator, and the experts of the block that was measured.
+        """
+        name = f"moe {held} experts, {top_k:g} a token, {hidden:g} x {intermediate:g} ({dtype})"
+        shape = {"top_k": top_k, "hidden": hidden, "intermediate": intermediate}
+        for block in dict.fromkeys((held, experts)):
+            for rows, data in self._rows("moe", "dtype", dtype):
+                exact = rows.where(experts=block, **shape)
+                if len(exact):
+                    reachable = np.minimum(block, exact["tokens"] * top_k)
+                    columns = {**exact.columns, "share": exact["touched"] / reachable}
+                    shared = Table("moe", exact.path, columns)
+                    found = self._found(name, shared, data, ("tokens", "share"), fill)
+                    return found, block
+        return self._missing(name, "moe", fill), experts
 
     # --- how they are found
 

@@ -20,18 +20,19 @@ import numpy.typing as npt
 
 from kernels_profile.analytic import Analytic
 from kernels_profile.attention import DecodeCurve, Mark, PrefillAttention
-from kernels_profile.composition import Composition, Summed, summed
+from kernels_profile.composition import NOTHING, Composition, Summed, summed
 from kernels_profile.graphs import GRAPHS, CudaGraphs
 from kernels_profile.grid import Outside
 from kernels_profile.host import DEFAULT_HOST, HOSTS, HostOverhead
 from kernels_profile.links import FROM_TABLES, Collectives
 from kernels_profile.lookup import Finder
 from kernels_profile.noise import Noise
+from kernels_profile.parallel import ParallelLayout
 from kernels_profile.table import DataSet
 from kernels_profile.usage import Cause, Usage
 from sim.errors import ConfigError, ProfileError
 from sim.model_part import ModelPart, whole
-from sim.specs import DeviceSpec, ModelSpec, check_tensor_parallel
+from sim.specs import DeviceSpec, ModelSpec
 from sim.step_cost import StepCost
 from sim.step_time import StepTimeOrigin, StepWork
 
@@ -68,9 +69,11 @@ class ProfiledStepTime:
         collectives: Backend or model of what GPUs send each other.
         sustained_clock: Share of the clock at which the tables' kernels were timed that a serving
             load leaves to compute-bound matrix products; see `efficiency/README.md`.
+        expert_parallel: Of the GPUs, how many hold experts of their own.
+        imbalance: How uneven experts' popularity is, see `ParallelLayout`.
 
     Raises:
-        ConfigError: a tensor parallelism that does not divide the heads, an unknown precision.
+        ConfigError: GPUs that do not divide heads or experts, an unknown precision.
         ProfileError: operators that no table has, all in one, with device and tensor parallelism.
     """
 
@@ -94,10 +97,13 @@ class ProfiledStepTime:
         noise_cv: float | None = None,
         collectives: Collectives = FROM_TABLES,
         sustained_clock: float = 1.0,
+        expert_parallel: int = 1,
+        imbalance: float = 0.0,
     ) -> None:
         if not 0.1 <= sustained_clock <= 1:
             raise ConfigError(f"sustained_clock: {sustained_clock}: expected 0.1 to 1")
-        check_tensor_parallel(model, tensor_parallel)
+        self.layout = ParallelLayout(tensor_parallel, expert_parallel, imbalance=imbalance)
+        self.layout.check(model)
         self.model = model
         self.device = device
         self.data = list(data)
@@ -110,7 +116,8 @@ class ProfiledStepTime:
         self.missing: MissingRule = "error" if strict else missing
         self.graphs = cuda_graphs
         self.sustained_clock = sustained_clock
-        self.cost = StepCost(model, precision, kv_dtype, tensor_parallel)
+        load = self.layout.load(model)
+        self.cost = StepCost(model, precision, kv_dtype, tensor_parallel, load=load)
         self._refuses = self.outside == "error"
         self._compose(collectives)
         self.noise_cv = self._cv() if noise_cv is None else noise_cv
@@ -119,6 +126,7 @@ class ProfiledStepTime:
         self._floor_ns, self._floor_request_ns = (us * 1e3 for us in host.floor_us)
         self._rows: dict[int, Summed] = {}
         self._sampled: dict[int, Summed] = {}
+        self._absorbed: dict[int, Summed] = {}
         self._curves: dict[int, DecodeCurve] = {}
 
     # --- the contract of `StepTimeModel`
@@ -202,7 +210,21 @@ class ProfiledStepTime:
         ns += self._host_ns + self._host_request_ns * (decodes + len(chunks))
         if chunks:
             ns += self._prefill(work)[0] * self._layers_ns
-        return ns
+        return ns + self._latent(work).ns if self.model.latent else ns
+
+    def _latent(self, work: StepWork) -> Summed:
+        """What latent attention adds: projections of decodes, and of the contexts of chunks."""
+        decodes = work.decode_rows
+        found = self._absorbed.get(decodes)
+        if found is None:
+            if len(self._absorbed) >= MEMO:
+                self._absorbed.clear()
+            found = summed(self.composed.absorbed, decodes) if decodes else NOTHING
+            self._absorbed[decodes] = found
+        if not work.chunks:
+            return found
+        seen = work.prefill_tokens + sum(before for _, before in work.chunks)
+        return found + summed(self.composed.projected, seen)
 
     def _prefill(self, work: StepWork) -> tuple[float, list[Mark]]:
         """Attention of the chunks, with the decodes if both are one launch: us of one layer."""
@@ -222,7 +244,7 @@ class ProfiledStepTime:
         if len(self._rows) >= MEMO:
             self._rows.clear()
         if not rows:
-            return self._rows.setdefault(0, Summed(0.0, 0.0, ()))
+            return self._rows.setdefault(0, NOTHING)
         return self._rows.setdefault(rows, summed(self.composed.rows, rows))
 
     def _sampled_of(self, sequences: int) -> Summed:
@@ -299,6 +321,10 @@ class ProfiledStepTime:
             head = self._sampled.get(work.sampled_rows) or self._sampled_of(work.sampled_rows)
             marks += head.marks
             filled_ns += head.filled_ns
+        if self.model.latent:
+            latent = self._latent(work)
+            marks += latent.marks
+            filled_ns += latent.filled_ns
         low, high = 0, n
         counted = [(mark, n) for mark in marks]
         if work.chunks:
@@ -347,7 +373,7 @@ class ProfiledStepTime:
         finder = Finder(self.data, analytic, clamp=self.outside == "clamp")
         self.composed = Composition(
             self.model, self.part, finder, analytic, self.precision, self.kv_dtype,
-            self.tensor_parallel, collectives.finder(finder, self.tensor_parallel),
+            self.layout, collectives.finder(finder, self.tensor_parallel),
             self.sustained_clock,
         )  # fmt: skip
         if finder.missing and self.missing == "error":
