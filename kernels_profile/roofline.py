@@ -19,6 +19,8 @@ of GPUs that attend apart, by the busiest group (`groups.py`). For latent attent
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import numpy.typing as npt
 
@@ -40,6 +42,7 @@ from kernels_profile.operators import (
 )
 from kernels_profile.parallel import ParallelLayout
 from sim.errors import ProfileError
+from sim.model_part import ModelPart, whole
 from sim.specs import (
     KV_BYTES,
     DeviceSpec,
@@ -74,6 +77,8 @@ class RooflineStepTime:
         expert_parallel: Of those GPUs, how many hold experts of their own.
         data_parallel_attention: Groups of them that attend apart.
         imbalance: How uneven experts' popularity is, see `ParallelLayout`.
+        part: The layers of one pipeline stage, None for all. The host's time is that of the stage
+            with the embedding, where steps begin.
 
     Raises:
         ConfigError: GPUs that do not divide heads or experts, an unknown precision.
@@ -91,7 +96,10 @@ class RooflineStepTime:
         expert_parallel: int = 1,
         data_parallel_attention: int = 1,
         imbalance: float = 0.0,
+        part: ModelPart | None = None,
     ) -> None:
+        self.part = part or whole(model)
+        model = self.part.of(model)
         self.layout = ParallelLayout(
             tensor_parallel, expert_parallel, data_parallel_attention, imbalance
         )
@@ -115,8 +123,10 @@ class RooflineStepTime:
         )
         self._find_curves()
         self._set_attention()
-        self._host_step_ns, self._host_request_ns = (us * 1e3 for us in host.added_us)
-        self._floor_ns, self._floor_request_ns = (us * 1e3 for us in host.floor_us)
+        begins = self.part.embedding
+        added, floor = (host.added_us, host.floor_us) if begins else ((0.0, 0.0), (0.0, 0.0))
+        self._host_step_ns, self._host_request_ns = (us * 1e3 for us in added)
+        self._floor_ns, self._floor_request_ns = (us * 1e3 for us in floor)
         self._rows_ns: dict[int, float] = {0: self._host_step_ns}
         self._sampled_ns: dict[int, float] = {0: 0.0}
         self._apart_ns: dict[tuple[int, int], float] = {(0, 0): self._host_step_ns}
@@ -157,6 +167,9 @@ class RooflineStepTime:
 
     def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
         """FLOPs and bytes of memory traffic of one iteration on each GPU, for MFU and MBU."""
+        if not self.part.head:
+            work = copy.copy(work)
+            work.sampled_rows = 0
         return self.cost.flops_and_bytes(work)
 
     def describe(self) -> StepTimeOrigin:
@@ -373,6 +386,8 @@ class RooflineStepTime:
             activation = self._elementwise_layer_us("dense_act_fn", rows)
             mlp = self._plain_us(rows, model.dense_intermediate)
             us += model.dense_layers * self._layer_us(rows, activation, mlp)
+        if not self.part.embedding:
+            return us
         us += self._elementwise_us(4.0 * model.hidden * rows)
         if self._group_gpus > 1:  # the embedding is cut by vocabulary
             us += self._all_reduce_us(rows)
@@ -380,6 +395,8 @@ class RooflineStepTime:
 
     def _sampled_miss(self, sampled: int) -> float:
         """Last norm, LM head, gathering of logits and sampler, ns; then kept."""
+        if not self.part.head:
+            return 0.0
         if len(self._sampled_ns) >= MEMO_ROWS:
             self._sampled_ns = {0: 0.0}
         model, tp = self.model, self._group_gpus

@@ -122,8 +122,10 @@ class ProfiledStepTime:
         self._compose(collectives)
         self.noise_cv = self._cv() if noise_cv is None else noise_cv
         self.noise_given = noise_cv is not None
-        self._host_ns, self._host_request_ns = (us * 1e3 for us in host.added_us)
-        self._floor_ns, self._floor_request_ns = (us * 1e3 for us in host.floor_us)
+        begins = self.part.embedding  # the host's time is that of the first stage
+        added, floor = (host.added_us, host.floor_us) if begins else ((0.0, 0.0), (0.0, 0.0))
+        self._host_ns, self._host_request_ns = (us * 1e3 for us in added)
+        self._floor_ns, self._floor_request_ns = (us * 1e3 for us in floor)
         self._rows: dict[int, Summed] = {}
         self._sampled: dict[int, Summed] = {}
         self._absorbed: dict[int, Summed] = {}

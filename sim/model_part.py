@@ -33,6 +33,12 @@ class ModelPart:
         width = model.dense_intermediate if dense else 0
         return replace(model, layers=self.layers, dense_layers=dense, dense_intermediate=width)
 
+    def embeddings(self, model: ModelSpec) -> int:
+        """Matrices of vocabulary x hidden that it holds; tied ones are held by both their users."""
+        if model.tied_embeddings:
+            return int(self.embedding or self.head)
+        return self.embedding + self.head
+
 
 def whole(model: ModelSpec) -> ModelPart:
     """All of a model, as one stage."""

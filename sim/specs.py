@@ -21,6 +21,8 @@ from sim.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
+    from sim.model_part import ModelPart
+
 GIB = 2**30
 
 WEIGHT_BITS = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.15625}
@@ -219,7 +221,11 @@ def kv_bytes_per_token(model: ModelSpec, kv_dtype: str = "bf16", tp: int = 1) ->
 
 
 def weight_bytes(
-    model: ModelSpec, precision: str = "bf16", tp: int = 1, data_attention: int = 1
+    model: ModelSpec,
+    precision: str = "bf16",
+    tp: int = 1,
+    data_attention: int = 1,
+    part: ModelPart | None = None,
 ) -> int:
     """Bytes of the weights that one of `tp` GPUs holds.
 
@@ -228,15 +234,18 @@ def weight_bytes(
     `data_attention` groups each of them holds all but the routed experts, which are spread over all
     GPUs. (Whether each GPU holds some experts, or a part of all, makes no difference.) Only linear
     layers are quantised. The copies of latent projections that an engine may keep in 16 bits beside
-    quantised ones are not counted.
+    quantised ones are not counted. With `part`, those of one pipeline stage (the last norm and
+    learned positions, which are small, counted on every stage).
     """
     check_tensor_parallel(model, tp, data_attention)
+    matrices = 1 if model.tied_embeddings else 2
+    if part is not None:
+        matrices, model = part.embeddings(model), part.of(model)
     group = tp // data_attention
     routed = model.routed_weights
     cut = model.linear_weights - routed + model.layers * repeated_weights(model, group)
     linear = (data_attention * cut + routed) / tp
-    embeddings = data_attention * model.vocab * model.hidden
-    embeddings *= 1 if model.tied_embeddings else 2
+    embeddings = data_attention * model.vocab * model.hidden * matrices
     return math.ceil(
         linear * weight_bits(precision) / 8 + 2 * (embeddings / tp + model.small_parameters)
     )
@@ -265,12 +274,14 @@ def kv_blocks(
     block_tokens: int = 16,
     reserve_bytes: int | None = None,
     data_attention: int = 1,
+    part: ModelPart | None = None,
 ) -> tuple[int, str]:
     """KV blocks that fit on one GPU of a replica, and one sentence that says how that was computed.
 
     As vLLM sizes its cache (`determine_available_memory`): a share of the memory, less the weights,
     less what activations need. `reserve_bytes` is the last; None takes `activation_reserve_bytes`.
     With `data_attention` groups of GPUs, each keeps the KV of its own requests: the blocks of all.
+    With `part`, on a GPU of one pipeline stage: its weights, and the KV of its layers.
 
     Raises:
         ConfigError: the weights do not fit, with the number of GPUs on which they would.
@@ -282,11 +293,13 @@ def kv_blocks(
     stated = reserve_bytes is not None
     reserve = reserve_bytes if reserve_bytes is not None else activation_reserve_bytes(tp)
     usable = gpu_memory_utilization * device.memory_bytes
-    weights = weight_bytes(model, precision, tp, data_attention)
-    per_token = kv_bytes_per_token(model, kv_dtype, tp // data_attention)
+    weights = weight_bytes(model, precision, tp, data_attention, part)
+    held = model if part is None else part.of(model)
+    per_token = kv_bytes_per_token(held, kv_dtype, tp // data_attention)
     room = usable - weights - reserve
     blocks = int(room // (per_token * block_tokens))
     groups = f" in {data_attention} groups" if data_attention > 1 else ""
+    groups += "" if part is None else f", {part.layers} of {model.layers} layers"
     terms = (
         f"{gpu_memory_utilization:g} x {device.memory_bytes / GIB:.2f} GiB of {device.name} "
         f"- {weights / GIB:.2f} GiB weights "
@@ -297,7 +310,7 @@ def kv_blocks(
         others = (precision, kv_dtype, gpu_memory_utilization, block_tokens, reserve_bytes)
         raise ConfigError(
             f"kv: no room for KV blocks: {terms} leaves {room / GIB:.2f} GiB; "
-            + _gpus_that_would_do(model, device, *others, data_attention)
+            + _gpus_that_would_do(model, device, *others, data_attention, part)
         )
     each = f" ({blocks} on each group)" if data_attention > 1 else ""
     return data_attention * blocks, (
@@ -315,15 +328,17 @@ def _gpus_that_would_do(
     block_tokens: int,
     reserve_bytes: int | None,
     data_attention: int,
+    part: ModelPart | None,
 ) -> str:
+    held = model if part is None else part.of(model)
     for group in (1, 2, 4, 8, 16, 32, 64):
         tp = group * data_attention
         if not _divides(model, group):
             continue
         reserve = reserve_bytes if reserve_bytes is not None else activation_reserve_bytes(tp)
-        weights = weight_bytes(model, precision, tp, data_attention)
+        weights = weight_bytes(model, precision, tp, data_attention, part)
         room = utilization * device.memory_bytes - weights - reserve
-        if room >= block_tokens * kv_bytes_per_token(model, kv_dtype, group):
+        if room >= block_tokens * kv_bytes_per_token(held, kv_dtype, group):
             return f"it would fit on tensor_parallel: {tp}"
     return "it fits on no number of them"
 
