@@ -169,25 +169,23 @@ class Composition:
         return pieces
 
     def _latent_projections(self, layers: int) -> list[Piece]:
-        """The same for latents, which are normed, and rotated in part only."""
+        """The same for latents; rotary embedding norms and writes those of keys and values too."""
         model = self.model
         latent = self.analytic.latent(model, self.heads)
         rotated = self.heads * model.qk_rope_head_dim + model.kv_width
-        normed = [rank for rank in (model.kv_lora_rank, model.q_lora_rank) if rank]
-        return [
-            *(self._linear(n, k, layers) for k, n in latent.projections()),
-            self._elementwise("rotary", rotated, layers),
-            *(self._elementwise("rms_norm", rank, layers) for rank in normed),
-        ]
+        pieces = [self._linear(n, k, layers) for k, n in latent.projections()]
+        pieces.append(self._elementwise("rotary", rotated, layers))
+        if model.q_lora_rank:
+            pieces.append(self._elementwise("rms_norm", model.q_lora_rank, layers))
+        return pieces
 
     def _absorbed(self) -> list[Piece]:
-        """One product for each head, as the linear layer of as many weights and FLOPs."""
-        model, layers = self.model, self.part.layers
-        shapes = (
-            (self.heads * model.kv_lora_rank, model.qk_nope_head_dim),
-            (self.heads * model.v_head_dim, model.kv_lora_rank),
-        )
-        return [self._linear(n, k, layers, "bf16") for n, k in shapes]
+        """A product for each head, as the linear layer of the same weights and FLOPs.
+
+        That layer is what a prefill projects latents up by. Engines keep the weights in 16 bits.
+        """
+        k, n = self.analytic.latent(self.model, self.heads).up_projection()
+        return [self._linear(n, k, self.part.layers, "bf16")]
 
     def _projected(self) -> list[Piece]:
         k, n = self.analytic.latent(self.model, self.heads).up_projection()

@@ -89,7 +89,7 @@ def test_decodes_add_the_projections_that_are_absorbed(latent: ProfiledStepTime)
     analytic = Analytic(H100, "bf16", "bf16")
     both = StepWork([(1, 0)], 32, 32_000, sampled_rows=1)
     chunk_only = StepWork([(33, 0)])
-    absorbed = analytic.linear(16 * 512, 128, 32) + analytic.linear(16 * 128, 512, 32)
+    absorbed = analytic.linear(16 * 256, 512, 32)
     attention = 5 + 10 * 32 * 1000 / 1e3
     one, many = (analytic.linear(16 * 256, 512, tokens) for tokens in (1, 33))
     more = absorbed + attention - 0.1 * 32 + one - many
