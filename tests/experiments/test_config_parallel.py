@@ -98,6 +98,12 @@ def test_what_does_not_come_out_even_is_one_line(change: dict[str, Any], message
     assert "\n" not in str(raised.value)
 
 
+def test_groups_that_attend_apart_are_not_composed_from_tables() -> None:
+    step_time = {"model": "profile", "missing": "roofline"}
+    with pytest.raises(ConfigError, match="attend apart are not composed from tables; try step_ti"):
+        built({**APART, "step_time": step_time})
+
+
 def test_editors_know_the_keys() -> None:
     schema = json_schema()
     imbalance = schema["properties"]["expert_imbalance"]
