@@ -1,0 +1,97 @@
+"""All requests at once: the time until the last, or the tokens a second, of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from experiments.validation import rows
+from experiments.validation.outcome import Outcome, Overlay
+from experiments.validation.serve import Served, Server
+from sim.request import Trace
+from traces.workload import TraceSource
+
+
+def _per_token(served: Served) -> float:
+    """The median gap between tokens: every gap counts, as in the median of a log of gaps."""
+    gaps, counts = served.itl
+    return float(gaps[np.searchsorted(np.cumsum(counts), counts.sum() / 2)]) / 1e6
+
+
+METRICS: Mapping[str, Callable[[Served], float]] = MappingProxyType(
+    {
+        "latency_s": lambda served: served.end_s,
+        "output_tok_per_s": lambda served: (
+            float(served.gaps.sum() + len(served.gaps)) / served.end_s
+        ),
+        "itl_median_ms": _per_token,
+        "ttft_mean_ms": lambda served: float(served.ttft_s.mean() * 1e3),
+    }
+)
+"""What can be compared, from a run."""
+
+
+def run(outcome: Outcome, config: Mapping[str, Any], measured: Path) -> None:
+    """Simulate each row, under each of the policies of a case.
+
+    Args:
+        outcome: Of the case; comparisons are added to it.
+        config: Of the runs, data sets filled in.
+        measured: The folder of measured data.
+    """
+    said = outcome.case.data
+    servers: dict[str, Server] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in rows.chosen(said, measured).to_dict("records"):
+        served = [
+            _serve(outcome, config, {**said, **other}, row, servers)
+            for other in (said.get("policies") or [{}])
+        ]
+        for metric, column in said["measured"].items():
+            real = float(rows.value(column, row))
+            simulated = METRICS[metric](served[0])
+            group = str(row[said["group"]]) if "group" in said else ""
+            name = rows.label(row, said["label"])
+            outcome.add(metric, real, simulated, row=name, group=group)
+            found.setdefault(metric, []).append((real, simulated))
+            for other in served[1:]:
+                differ = METRICS[metric](other) / simulated - 1
+                outcome.add(f"{metric} by the other policy", simulated, METRICS[metric](other),
+                            row=name, group="policies", distance=differ)  # fmt: skip
+    for metric, pairs in found.items():
+        title = f"{outcome.case.title}: {metric} of {len(pairs)} rows"
+        real, simulated = np.array(pairs).T
+        outcome.overlays.append(Overlay(title, metric.rpartition("_")[2], real, simulated))
+
+
+def _serve(
+    outcome: Outcome,
+    config: Mapping[str, Any],
+    said: Mapping[str, Any],
+    row: rows.Row,
+    servers: dict[str, Server],
+) -> Served:
+    server, policy = rows.settings(said, row)
+    key = repr(sorted(server.items()))
+    if key not in servers:
+        servers[key] = Server(rows.laid_over(config, server))
+        for note in servers[key].notes:
+            outcome.note(note)
+    return servers[key].run(_source(said, row), policy)
+
+
+def _source(said: Mapping[str, Any], row: rows.Row) -> TraceSource:
+    n = int(rows.value(said["requests"], row))
+    outputs = np.full(n, int(rows.value(said["output_tokens"], row)), np.int64)
+    trace = Trace(
+        arrival_ns=np.zeros(n, np.int64),
+        prompt_tokens=np.full(n, int(rows.value(said["prompt_tokens"], row)), np.int64),
+        output_tokens=outputs,
+        max_tokens=outputs,
+        row=np.arange(n),
+    )
+    return TraceSource(trace)
