@@ -43,14 +43,20 @@ class Padding:
     idle_rows: int = 0
     context_tokens: int = 0
 
-    def work(self, chunks: Sequence[tuple[int, int]], decodes: int, context: int) -> StepWork:
-        """What an iteration with these real pieces computes, padding included."""
+    def work(
+        self, chunks: Sequence[tuple[int, int]], decodes: int, context: int, spread: int = 0
+    ) -> StepWork:
+        """What an iteration with these real pieces computes, padding included.
+
+        Contexts that are padded are padded to one length: they are equal.
+        """
         return StepWork(
             self.chunks or chunks,
             decodes + self.idle_rows,
             context + self.context_tokens,
             prefill_tokens=self.prefill_tokens,
             attending_rows=decodes,
+            context_spread=0 if self.context_tokens else spread,
         )
 
 

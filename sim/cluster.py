@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -231,7 +231,11 @@ class LiveCluster:
         self._hand_overs: list[_Pull] = []
         self._seed = seed
         self.transfers: dict[int, Transfer] = {}
-        self._switches = {"fast_forward": fast_forward, "check": check}
+        self._switches: dict[str, Any] = {
+            "fast_forward": fast_forward,
+            "check": check,
+            "seed": seed,
+        }
         again = spec.transfer is not None and spec.transfer.recompute_last_token
         self._again = again
         role = "both" if spec.decode is None else "prefill"
@@ -462,7 +466,8 @@ class LiveCluster:
                 iterations=replica.iterations,
                 prefill_tokens=replica.prefill_tokens,
                 decode_tokens=replica.decode_tokens,
-                step_time=replica.spec.step_time.describe(),
+                step_time=replica.step_time.describe(),
+                step_time_usage=replica.step_time_usage,
             )
             for replica in self.replicas
         ]

@@ -36,6 +36,7 @@ class DecodeGroup:
 
     __slots__ = (
         "_late_seq",
+        "_squares",
         "_sum",
         "block_tokens",
         "clock",
@@ -55,6 +56,7 @@ class DecodeGroup:
         self.ends_ns = array("q")
         self.taken = False
         self._sum = 0  # sum over members of (computed tokens - clock)
+        self._squares = 0  # and of the squares of that
         # A member needs a block in a tick that starts with computed % block_tokens == 0. Computed
         # minus clock is constant: that is whenever the clock has one residue, by which it counts.
         self.needs = [0] * block_tokens
@@ -70,7 +72,9 @@ class DecodeGroup:
         request.group = self
         request.since = self.clock
         self.size += 1
-        self._sum += request.computed_then - self.clock
+        offset = request.computed_then - self.clock
+        self._sum += offset
+        self._squares += offset * offset
         self.follow_growth(request)
 
     def leave(self, request: Request) -> int:
@@ -89,7 +93,9 @@ class DecodeGroup:
         request.emitted_then += ticks
         request.group = None
         self.size -= 1
-        self._sum -= computed - clock
+        offset = computed - clock
+        self._sum -= offset
+        self._squares -= offset * offset
         return ticks
 
     def follow_growth(self, request: Request) -> None:
@@ -123,6 +129,11 @@ class DecodeGroup:
     def context_tokens(self) -> int:
         """Sum of the contexts that the next tick attends to."""
         return self._sum + self.size * (self.clock + 1)
+
+    @property
+    def context_spread(self) -> int:
+        """How unequal the contexts are: see `StepWork.context_spread`. A tick changes nothing."""
+        return self.size * self._squares - self._sum * self._sum
 
     def blocks_needed(self, ticks: int = 1) -> int:
         """Blocks that the next `ticks` ticks take, valid up to `steady_ticks`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sim.batch import ScheduledBatch
 from sim.decode_group import DecodeGroup
@@ -10,7 +10,7 @@ from sim.kvcache import BlockPool
 from sim.policy import ReplicaState
 from sim.records import Decision
 from sim.request import Request
-from sim.step_time import StepTimeModel, StepWork
+from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork
 
 
 class Flight:
@@ -70,15 +70,26 @@ class Flight:
 
     def chunk_steps_ns(self, model: StepTimeModel, n: int, first_iteration: int) -> list[int]:
         """Lengths of `n` iterations that compute the next chunks of the same prompts, ns."""
-        work, lengths = self.work, []
-        before = [request.computed_then for request, _ in self.chunks]
-        sizes = [tokens for _, tokens in self.chunks]
+        numbers = range(first_iteration, first_iteration + n)
+        return [model.step_ns(work, i) for work, i in zip(self._works(n), numbers, strict=True)]
+
+    def _works(self, n: int) -> Iterator[StepWork]:
+        """What each of `n` iterations with prefill chunks computes."""
+        work = self.work
         for i in range(n):
-            chunks = [(c, b + i * c) for c, b in zip(sizes, before, strict=True)]
+            chunks = [(tokens, before + i * tokens) for tokens, before in work.chunks]
             context = work.context_tokens + i * self.decodes
-            step = StepWork(chunks, self.decodes, context)
-            lengths.append(model.step_ns(step, first_iteration + i))
-        return lengths
+            yield StepWork(chunks, self.decodes, context, context_spread=work.context_spread)
+
+    def note(self, model: ReplicaStepTime, first_iteration: int, n: int) -> None:
+        """Tell a model of the first `n` iterations, which took place."""
+        ends, start = self.ends_ns, self.start_ns
+        if not self.chunks or n == 1:
+            model.note(self.work, first_iteration, start, ends if n == len(ends) else ends[:n])
+            return
+        for i, work in enumerate(self._works(n)):
+            model.note(work, first_iteration + i, start, ends[i : i + 1])
+            start = ends[i]
 
     def blocks_needed(self, n: int, kv: BlockPool) -> int:
         """Blocks that the first `n` iterations take, beyond those that the chunks hold already."""

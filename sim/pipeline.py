@@ -80,13 +80,14 @@ class PipelineReplica(Replica):
         if not isinstance(spec.step_time, PipelineStepTime):
             name = type(spec.step_time).__name__
             raise ConfigError(f"a pipeline needs a step time for each stage, not one {name}")
-        self._models: tuple[StepTimeModel, ...] = spec.step_time.stages
-        self._stages: list[_Ride | None] = [None] * len(self._models)
+        self._stages: list[_Ride | None] = [None] * len(spec.step_time.stages)
         self._run_ahead: _Ride | None = None
         self._spare_groups: list[DecodeGroup] = []
         self._launched = 0
         self._busy_until_ns = 0
         super().__init__(env, spec, surroundings, recorder, **options)
+        assert isinstance(self.step_time, PipelineStepTime)
+        self._models: tuple[StepTimeModel, ...] = self.step_time.stages
 
     # --- what routers see, and what reaches the replica
 
@@ -394,7 +395,7 @@ def _work_after(flight: Flight, iterations: int) -> StepWork:
     if flight.chunks:
         chunks = [(tokens, request.computed_then) for request, tokens in flight.chunks]
         context = work.context_tokens + iterations * flight.decodes
-        return StepWork(chunks, flight.decodes, context)
+        return StepWork(chunks, flight.decodes, context, context_spread=work.context_spread)
     after = copy.copy(work)
     after.context_tokens += iterations * work.attending_rows
     return after

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +180,7 @@ class ReplicaInfo:
         prefill_tokens: Prompt rows computed, recomputed ones included.
         decode_tokens: Decode rows computed.
         step_time: Origin of its step times.
+        step_time_usage: What its step-time model counted (`ReplicaStepTime.usage`), or None.
     """
 
     name: str
@@ -193,6 +194,7 @@ class ReplicaInfo:
     prefill_tokens: int
     decode_tokens: int
     step_time: StepTimeOrigin
+    step_time_usage: Mapping[str, Any] | None = None
 
 
 class Recorder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from sim.policy import Policy, ReplicaState
 from sim.queue import FirstCome, QueueOrder
 from sim.records import ADMITTED, PREEMPTED, PREFILLED, Decision, Lifetime, Recorder
 from sim.request import NEVER, Request
-from sim.step_time import StepTimeModel, StepWork
+from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork, asks_spread, bound
 
 # Iterations computed ahead: doubled while runs are not cut, so that little is computed in vain.
 FIRST_RUN = 16
@@ -94,6 +94,7 @@ class Replica:
         in_flight: Batches under way, oldest first (one at most, without a pipeline).
         lives: The truth about each request that is here.
         held_for_transfer: Blocks of requests that have left and whose KV is not yet fetched.
+        step_time: Length of iterations: the spec's model, bound to this replica.
     """
 
     def __init__(
@@ -109,9 +110,13 @@ class Replica:
         withholds_first_token: bool = False,
         fast_forward: bool = True,
         check: bool = False,
+        seed: int = 0,
     ) -> None:
         self.env = env
         self.spec = spec
+        self.step_time = bound(spec.step_time, seed, place)
+        self._notes_to = self.step_time if isinstance(self.step_time, ReplicaStepTime) else None
+        self._asks_spread = asks_spread(self.step_time)
         self.place, self.index, self.role = place, index, role
         self.policy = copy.deepcopy(spec.policy)
         self.policy.check(spec.num_blocks, spec.block_tokens, spec.max_model_len)
@@ -170,6 +175,11 @@ class Replica:
         """Prompt and emitted tokens of all requests outstanding here, as of now."""
         self.sync()
         return self._known_tokens + self.state.group.context_tokens
+
+    @property
+    def step_time_usage(self) -> Mapping[str, Any] | None:
+        """What its step-time model counted; None if it counts nothing."""
+        return None if self._notes_to is None else self._notes_to.usage()
 
     # --- what reaches the replica
 
@@ -308,8 +318,12 @@ class Replica:
         decodes, context = (group.size, group.context_tokens) if ticks else (0, 0)
         if batch.padding is None:
             work = StepWork(pieces, decodes, context)
+            if ticks and self._asks_spread:
+                work.context_spread = group.context_spread
         else:
-            work = batch.padding.work(pieces, decodes, context)
+            work = batch.padding.work(
+                pieces, decodes, context, group.context_spread if ticks else 0
+            )
         return Flight(batch, now, chunks, decodes, work, prefill_tokens, group)
 
     def _select_decodes(self, batch: ScheduledBatch) -> bool:
@@ -334,7 +348,7 @@ class Replica:
 
     def _launch(self, flight: Flight) -> None:
         """Ask the step-time model how long the flight takes and go to sleep."""
-        model, start = self.spec.step_time, flight.start_ns
+        model, start = self.step_time, flight.start_ns
         n = self._steady_iterations(flight) if self._fast_forward else 1
         if n == 1:
             ends = [start + model.step_ns(flight.work, self.iterations)]
@@ -584,6 +598,8 @@ class Replica:
     def _count(self, flight: Flight, n: int) -> None:
         """Add the first `n` iterations of a flight to the totals and the logs."""
         end = flight.ends_ns[n - 1]
+        if self._notes_to is not None:
+            flight.note(self._notes_to, self.iterations, n)
         self.iterations += n
         self.busy_ns += end - flight.start_ns
         self.prefill_tokens += flight.prefill_tokens * n

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sim.errors import ConfigError
-from sim.step_time import Ints, StepTimeModel, StepTimeOrigin, StepWork
+from sim.step_time import (
+    Ints,
+    ReplicaStepTime,
+    StepTimeModel,
+    StepTimeOrigin,
+    StepWork,
+    asks_spread,
+    bound,
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class PipelineStepTime:
         link: Between a stage and the next.
 
     Attributes:
+        models: As given.
         stages: Step-time models of the stages, the transfer into each included.
     """
 
@@ -71,6 +81,7 @@ class PipelineStepTime:
         if not models:
             raise ConfigError("a pipeline without stages: give at least 1")
         self.link = link
+        self.models = tuple(models)
         later = [_LaterStage(model, link) for model in models[1:]]
         self.stages: tuple[StepTimeModel, ...] = (models[0], *later)
 
@@ -84,6 +95,29 @@ class PipelineStepTime:
         for stage in self.stages:
             total += np.asarray(stage.steps_ns(work, n, first_iteration), np.int64)
         return total
+
+    @property
+    def asks_spread(self) -> bool:
+        """Whether a stage does."""
+        return any(asks_spread(model) for model in self.models)
+
+    def for_replica(self, seed: int, replication: int, place: int) -> PipelineStepTime:
+        """The model of one replica: all stages have the noise of that replica."""
+        models = [bound(model, seed, place, replication) for model in self.models]
+        return PipelineStepTime(models, self.link)
+
+    def note(
+        self, work: StepWork, first_iteration: int, start_ns: int, ends_ns: Sequence[int]
+    ) -> None:
+        """These iterations took place, in every stage."""
+        for model in self.models:
+            if isinstance(model, ReplicaStepTime):
+                model.note(work, first_iteration, start_ns, ends_ns)
+
+    def usage(self) -> Mapping[str, Any] | None:
+        """What the stages counted; None if nothing."""
+        counted = [model.usage() for model in self.models if isinstance(model, ReplicaStepTime)]
+        return {"stages": counted} if counted else None
 
     def describe(self) -> StepTimeOrigin:
         """That of the first stage, which has the host's time, and the number of stages."""

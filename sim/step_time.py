@@ -112,6 +112,7 @@ class StepTimeOrigin:
     error: str
 
 
+@runtime_checkable
 class ReplicaStepTime(StepTimeModel, Protocol):
     """A step-time model that belongs to one replica, and hears which of its steps were run.
 
@@ -131,7 +132,7 @@ class ReplicaStepTime(StepTimeModel, Protocol):
         """
         ...
 
-    def usage(self) -> Mapping[str, Any]:
+    def usage(self) -> Mapping[str, Any] | None:
         """What was noted, as plain values: how often, and how far, times beyond those measured."""
         ...
 
@@ -149,6 +150,13 @@ class PerReplica(Protocol):
             place: Position of the replica in its cluster.
         """
         ...
+
+
+def bound(model: StepTimeModel, seed: int, place: int, replication: int = 0) -> StepTimeModel:
+    """The model of one replica (see `PerReplica`); one that knows no replicas serves them all."""
+    if isinstance(model, PerReplica):
+        return model.for_replica(seed, replication, place)
+    return model
 
 
 def asks_spread(model: StepTimeModel) -> bool:
