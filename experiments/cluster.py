@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import parts
+from experiments import parts, pipeline
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
 from sim import specs
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.errors import ConfigError, PhasewiseError
+from sim.model_part import ModelPart
+from sim.pipeline import PipelineReplica
 from sim.policy import Router
 from sim.replica import ReplicaSpec
 
@@ -96,7 +98,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         predictor=predictor,
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
-    gpus = sum(pool.replicas * pool.tensor_parallel for pool in pools_of(experiment).values())
+    gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
     names = tuple(
         f"{pool.name}-{position}"
         for pool in built.values()
@@ -175,13 +177,16 @@ def _replica(
         device = specs.load_device(pool.device)
     tp, groups = pool.tensor_parallel, pool.data_parallel_attention
     _check_layout(pool, role, model, where)
+    stages = pipeline.parts_of(pool, role, model, where)
     with _told_at(where("pools", role, "kv")):
-        blocks, origin = _blocks(pool, model, device)
+        blocks, origin = _blocks(pool, model, device, stages)
     place = where("pools", role, "policy")
     policy = parts.policy(pool, place, folder)
     with _told_at(place):
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
-    step_time = parts.step_time(pool, model, device, where("pools", role, "step_time"), folder)
+    step_time = pipeline.step_time(
+        pool, model, device, stages, where("pools", role, "step_time"), folder
+    )
     told = step_time.describe()
     spec = ReplicaSpec(
         policy=policy,
@@ -191,12 +196,14 @@ def _replica(
         max_model_len=pool.max_model_len,
         order=parts.order(pool, where("pools", role, "order"), folder),
         kv_bytes_per_token=specs.kv_bytes_per_token(model, pool.precision.kv),
-        gpus=tp,
+        gpus=tp * len(stages),
+        kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [
         f"KV cache: {origin}.",
         f"step times: {told.model}: {told.origin}; error: {told.error}.",
         *_group_notes(pool, blocks),
+        *pipeline.notes(pool, model, device, stages),
     ]
 
 
@@ -238,10 +245,25 @@ def _group_notes(pool: Pool, blocks: int) -> list[str]:
     return notes
 
 
-def _blocks(pool: Pool, model: specs.ModelSpec, device: specs.DeviceSpec) -> tuple[int, str]:
+def _blocks(
+    pool: Pool, model: specs.ModelSpec, device: specs.DeviceSpec, stages: Sequence[ModelPart]
+) -> tuple[int, str]:
+    """Blocks of a replica: each stage keeps the KV of its own layers, and the fullest decides."""
     kv = pool.kv
     if kv.num_blocks is not None:
         return kv.num_blocks, f"{kv.num_blocks} blocks of {kv.block_tokens} tokens, as configured"
+    if len(stages) == 1:
+        return _blocks_of(pool, model, device, None)
+    fitting = [_blocks_of(pool, model, device, part) for part in stages]
+    least = min(range(len(stages)), key=lambda stage: fitting[stage][0])
+    blocks, origin = fitting[least]
+    return blocks, f"{origin}; stage {least + 1} of {len(stages)} has room for the fewest"
+
+
+def _blocks_of(
+    pool: Pool, model: specs.ModelSpec, device: specs.DeviceSpec, part: ModelPart | None
+) -> tuple[int, str]:
+    kv = pool.kv
     return specs.kv_blocks(
         model,
         device,
@@ -252,6 +274,7 @@ def _blocks(pool: Pool, model: specs.ModelSpec, device: specs.DeviceSpec) -> tup
         gpu_memory_utilization=kv.gpu_memory_utilization,
         block_tokens=kv.block_tokens,
         reserve_bytes=kv.activation_reserve_bytes,
+        part=part,
     )
 
 
@@ -273,6 +296,7 @@ def _hardware(experiment: Experiment) -> list[Hardware]:
             precision=pool.precision.weights,
             kv_dtype=pool.precision.kv,
             data_attention=pool.data_parallel_attention,
+            pipeline_parallel=pool.pipeline_parallel,
         )
         for pool in pools_of(experiment).values()
         for _ in range(pool.replicas)

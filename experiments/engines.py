@@ -22,6 +22,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gpu_memory_utilization": ("kv", "gpu_memory_utilization"),
         "num_gpu_blocks_override": ("kv", "num_blocks"),
         "tensor_parallel_size": ("tensor_parallel",),
+        "pipeline_parallel_size": ("pipeline_parallel",),
     }
 )
 """Flags of vLLM and sarathi-serve, accepted in a pool or at top level, to our keys of the same

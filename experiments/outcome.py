@@ -148,7 +148,8 @@ def check(plan: Plan, *, as_json: bool = False) -> None:
 
 
 def _said(role: str, pool: Pool) -> str:
-    gpus = f"{pool.tensor_parallel} {pool.device}"
+    stages = f" x {pool.pipeline_parallel} stages" if pool.pipeline_parallel > 1 else ""
+    gpus = f"{pool.tensor_parallel} {pool.device}{stages}"
     if pool.expert_parallel > 1:
         gpus += f" (experts over {pool.expert_parallel}"
         groups = pool.data_parallel_attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from experiments.names import canonical, suggestion, unknown
 from experiments.schema import Named, Pool
 from sim.cluster import Predictor
 from sim.errors import ConfigError, PhasewiseError
+from sim.model_part import ModelPart, whole
 from sim.policy import Policy, Router
 from sim.queue import QueueOrder
 from sim.specs import DeviceSpec, ModelSpec
@@ -79,13 +81,28 @@ def _named(kind: str, registry: Mapping[str, Any], named: Named, where: str, fol
 
 # --- step times
 
-_Maker = Callable[[Pool, ModelSpec, DeviceSpec, Named, str], StepTimeModel]
+_Maker = Callable[[Pool, ModelSpec, DeviceSpec, Named, str, ModelPart], StepTimeModel]
 
 
 def step_time(
-    pool: Pool, model: ModelSpec, device: DeviceSpec, where: str, folder: Path
+    pool: Pool,
+    model: ModelSpec,
+    device: DeviceSpec,
+    where: str,
+    folder: Path,
+    part: ModelPart | None = None,
 ) -> StepTimeModel:
-    """How long iterations of a pool's replicas take; tables are looked for in `folder` first."""
+    """How long iterations of a pool's replicas take, or of one stage of them.
+
+    Args:
+        pool: The pool.
+        model: Architecture.
+        device: Data sheet.
+        where: File and key, for messages.
+        folder: Where tables are looked for first.
+        part: The layers of the stage; None for all.
+    """
+    part = part or whole(model)
     name = pool.step_time.get("model")
     if not isinstance(name, str) or canonical(name) not in (*STEP_TIMES, "profile"):
         choices = (*STEP_TIMES, "profile")
@@ -94,13 +111,14 @@ def step_time(
     if canonical(name) == "profile":
         from experiments.step_times import profile
 
-        return profile(pool, model, device, chosen, where, folder)
-    return STEP_TIMES[canonical(name)](pool, model, device, chosen, where)
+        return profile(pool, model, device, chosen, where, folder, part)
+    return STEP_TIMES[canonical(name)](pool, model, device, chosen, where, part)
 
 
 def _linear(
-    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str
+    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str, part: ModelPart
 ) -> StepTimeModel:
+    """Coefficients are those of all layers: a stage has its layers' share of each, base_s too."""
     if not chosen:
         terms = ", ".join(options.names(LinearStepTime))
         raise ConfigError(f"{where}: linear needs coefficients in seconds: some of {terms}")
@@ -108,11 +126,14 @@ def _linear(
     if not any(chosen.values()):
         given = ", ".join(f"{term}: {value:g}" for term, value in chosen.items())
         raise ConfigError(f"{where}: {given}: steps would take no time; give one of more than 0")
-    return linear
+    if part.layers == model.layers:
+        return linear
+    share = part.layers / model.layers
+    return replace(linear, **{term: getattr(linear, term) * share for term in chosen})
 
 
 def _roofline(
-    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str
+    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str, part: ModelPart
 ) -> StepTimeModel:
     from kernels_profile.roofline import RooflineStepTime
 
@@ -131,6 +152,7 @@ def _roofline(
             expert_parallel=pool.expert_parallel,
             data_parallel_attention=pool.data_parallel_attention,
             imbalance=pool.expert_imbalance.zipf,
+            part=part,
             **more,
         )
     except PhasewiseError as error:
@@ -138,9 +160,12 @@ def _roofline(
 
 
 def _distserve_fit(
-    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str
+    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str, part: ModelPart
 ) -> StepTimeModel:
     from kernels_profile.distserve import DEVICE, DistServeStepTime
+
+    if part.layers != model.layers:
+        raise ConfigError(f"{where}: distserve-fit is of whole models; try pipeline_parallel: 1")
 
     for key in chosen:
         if key != "engine":

@@ -151,6 +151,19 @@ def _even(value: object) -> object:
     return value
 
 
+class StageLink(Strict):
+    """How activations move from one pipeline stage to the next."""
+
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of one GPU to its counterpart in the next stage, one direction. Default: the device's link to
+    the other GPUs of its node, from its data sheet."""
+    latency_s: NotNegative = 0.0
+    """Paid once for each batch and move."""
+    bytes_per_token: Count | None = None
+    """Activations of one token. Default: hidden state and residual in 16 bits each, as vLLM sends
+    them; each GPU sends all of it to its counterpart."""
+
+
 class ExpertImbalance(Strict):
     """How uneven a router's choice of experts is; ``even`` stands for ``{zipf: 0}``."""
 
@@ -166,7 +179,14 @@ class Pool(Strict):
     device: str = "h100-sxm"
     """GPU type (``phasewise list devices``)."""
     tensor_parallel: Count = 1
-    """GPUs of one replica."""
+    """GPUs of one replica, or of one stage of it."""
+    pipeline_parallel: Count = 1
+    """Stages of one replica, each on GPUs of its own with part of the layers."""
+    stage_layers: Annotated[list[Count], Field(min_length=1)] | None = None
+    """Layers of each stage, first stage first. Default: an even split; layers left over go to the
+    stages before the last."""
+    stage_link: StageLink = StageLink()
+    """How activations move from stage to stage."""
     expert_parallel: Count = 1
     """Of those GPUs, how many hold experts of their own; the rest share each expert."""
     data_parallel_attention: Count = 1

@@ -12,6 +12,7 @@ from experiments.explain import placed, shown
 from experiments.names import canonical, unknown
 from experiments.schema import Named, Pool
 from sim.errors import ConfigError, PhasewiseError
+from sim.model_part import ModelPart
 from sim.specs import DeviceSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -81,7 +82,13 @@ class LinkOption:
 
 
 def profile(
-    pool: Pool, model: ModelSpec, device: DeviceSpec, chosen: Named, where: str, folder: Path
+    pool: Pool,
+    model: ModelSpec,
+    device: DeviceSpec,
+    chosen: Named,
+    where: str,
+    folder: Path,
+    part: ModelPart | None = None,
 ) -> ProfiledStepTime:
     """Step times from tables, as a config says.
 
@@ -92,6 +99,7 @@ def profile(
         chosen: Options.
         where: File and key, for messages.
         folder: Where relative paths of tables start first.
+        part: The layers of one pipeline stage; None for all.
 
     Raises:
         ConfigError: A bad option; tables that are not there, or lack an operator.
@@ -126,6 +134,7 @@ def profile(
             sustained_clock=said.sustained_clock,
             expert_parallel=pool.expert_parallel,
             imbalance=pool.expert_imbalance.zipf,
+            part=part,
             **more,
         )
     except PhasewiseError as error:

@@ -1,4 +1,4 @@
-"""`ModelPart`: the layers whose operators a step-time model adds up (one pipeline stage, or all)."""
+"""`ModelPart`: the layers whose operators a step-time model adds up (one stage's, or all)."""
 
 from __future__ import annotations
 

@@ -18,10 +18,11 @@ class Hardware:
 
     Attributes:
         device: Its GPUs.
-        tensor_parallel: How many of them.
+        tensor_parallel: How many of them, in each stage.
         precision: Of the weights.
         kv_dtype: Of the KV memory.
         data_attention: Groups of them that attend apart.
+        pipeline_parallel: Stages.
     """
 
     device: DeviceSpec
@@ -29,6 +30,12 @@ class Hardware:
     precision: str = "bf16"
     kv_dtype: str = "bf16"
     data_attention: int = 1
+    pipeline_parallel: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all stages."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 @dataclass(frozen=True)
@@ -71,17 +78,17 @@ def model_work(model: ModelSpec, replicas: Sequence[Hardware]) -> ModelWork:
         kv_bytes_per_token=float(readers * kv_bytes_per_token(model, last.kv_dtype)),
         weight_bytes=tuple(_bytes_per_iteration(model, hardware) for hardware in replicas),
         peak_flops_per_s=sum(
-            hardware.tensor_parallel * hardware.device.peak_flops(hardware.precision)
-            for hardware in replicas
+            hardware.gpus * hardware.device.peak_flops(hardware.precision) for hardware in replicas
         ),
         peak_bytes_per_s=sum(
-            hardware.tensor_parallel * hardware.device.memory_bytes_per_s for hardware in replicas
+            hardware.gpus * hardware.device.memory_bytes_per_s for hardware in replicas
         ),
     )
 
 
 def _bytes_per_iteration(model: ModelSpec, hardware: Hardware) -> float:
     # Of the input embedding only the rows of the batch's tokens are read; as an LM head all are.
+    # Pipeline stages together read what one would.
     tp, groups = hardware.tensor_parallel, hardware.data_attention
     looked_up = 0 if model.tied_embeddings else groups * 2 * model.vocab * model.hidden
     return float(tp * weight_bytes(model, hardware.precision, tp, groups) - looked_up)
