@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 from sim.step_time import StepTimeOrigin
@@ -29,7 +30,13 @@ def describe(model: ProfiledStepTime) -> StepTimeOrigin:
         parts.append(f"interpolated: {_few(between)}")
     if model.filled:
         parts.append(f"filled from roofline: {_few(model.filled)}")
-    parts += [OUTSIDE[model.outside], str(model.graphs), _unequal(model), _mixed(model)]
+    parts += [
+        str(model.layout),
+        OUTSIDE[model.outside],
+        str(model.graphs),
+        _unequal(model),
+        _mixed(model),
+    ]
     parts += [f"{model.host}: {model.host.source}", _noise(model)]
     return StepTimeOrigin("profile", "; ".join(filter(None, parts)), _error(model))
 
@@ -64,6 +71,11 @@ def _noise(model: ProfiledStepTime) -> str:
 
 
 def _error(model: ProfiledStepTime) -> str:
-    return (
-        "none of its own: each point is a median; the sum of operators was not held against steps"
-    )
+    errors: dict[str, list[float]] = {}
+    for operator in model.composed.operators():
+        if operator.grid is not None:
+            kind = operator.name.partition(" ")[0]
+            errors.setdefault(kind, []).extend(operator.grid.left_out_errors())
+    parts = [f"{kind} {statistics.median(each):.1%}" for kind, each in errors.items() if each]
+    said = f"interpolation, each point from its neighbours (median): {', '.join(parts)}; "
+    return f"{said if parts else ''}the sum of operators was not held against whole steps"
