@@ -1,4 +1,4 @@
-"""Files of benchmark tools, each brought to the columns of `measured.Measurement`."""
+"""Files of benchmark tools, told apart; those of vLLM and SGLang, which are alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sim.errors import ConfigError, nearest
+from sim.errors import ConfigError
 
 
 @dataclass
@@ -30,20 +30,6 @@ DETAIL = {
 }
 """How to have each request in the file."""
 
-AIPERF_SUMMARIES = ("metric", "input_config", "aiperf_version")
-"""First cells or keys of AIPerf's summaries, which hold no requests."""
-
-SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-
-CSV_COUNTS = {
-    "prompt_tokens": ("input_tokens", "prompt_len", "input_len", "input_lens", "isl"),
-    "output_tokens": ("output_len", "output_lens", "completion_tokens", "osl"),
-}
-"""Lengths of a CSV, and names that are understood without a column map."""
-
-CSV_TIMES = ("arrival", "ttft", "tpot", "e2e")
-"""Times of a CSV, in ``_s`` or ``_ms``."""
-
 
 def recognise(path: Path) -> str:
     """Which tool wrote a file.
@@ -62,8 +48,8 @@ def recognise(path: Path) -> str:
         return "csv"
     if '"metrics"' in first and '"metadata"' in first:
         return "aiperf"
-    documents = list(_documents(path))
-    keys = documents[0].keys()
+    first_run = next(documents(path))
+    keys = first_run.keys()
     if "metrics" in keys and "metadata" in keys:
         return "aiperf"
     if "input_config" in keys or "aiperf_version" in keys:
@@ -87,7 +73,7 @@ def _summary(path: Path) -> str:
     )
 
 
-def _documents(path: Path) -> Iterator[dict[str, Any]]:
+def documents(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one after another: lines, or as ``--append-result`` leaves it."""
     text = path.read_text(encoding="utf-8-sig").strip()
     decoder, at, count = json.JSONDecoder(), 0, 0
@@ -118,7 +104,7 @@ def read_arrays(path: Path, tool: str, run: int | None) -> Raw:
     Raises:
         ConfigError: several runs and `run` is None; aggregates only; arrays of unequal length.
     """
-    said = _one_of(list(_documents(path)), path, run)
+    said = _one_of(list(documents(path)), path, run)
     missing = [name for name in ARRAYS if name not in said]
     if missing:
         raise ConfigError(
@@ -192,159 +178,3 @@ def _settings(said: Mapping[str, Any]) -> dict[str, object]:
     if "request_rate" in found:
         found["request_rate"] = float(found["request_rate"])  # "inf" is written as text
     return found
-
-
-# --- AIPerf
-
-
-def read_aiperf(path: Path) -> Raw:
-    """Records of ``profile_export.jsonl``: one request a line.
-
-    Requests of the warm-up are dropped.
-
-    Raises:
-        ConfigError: a line that is no record; no length of the prompts.
-    """
-    rows: list[dict[str, Any]] = []
-    warmup = 0
-    for number, record in enumerate(_documents(path), start=1):
-        metadata, metrics = record.get("metadata"), record.get("metrics") or {}
-        if not isinstance(metadata, dict) or not isinstance(metrics, dict):
-            raise ConfigError(f"{path}: record {number}: expected metadata and metrics")
-        if metadata.get("benchmark_phase", "profiling") != "profiling":
-            warmup += 1
-            continue
-        rows.append(_aiperf_row(record, metadata, metrics, path, number))
-    if not rows:
-        raise ConfigError(f"{path}: has no requests (of the warm-up: {warmup})")
-    notes = [f"{warmup} requests of the warm-up are left out."] if warmup else []
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    columns["arrival_s"] = _since_first(columns.pop("start_ns"))
-    return Raw(columns, {}, notes)
-
-
-def _since_first(starts_ns: Sequence[int | None]) -> list[float]:
-    """Seconds since the first; taken off as integers, as doubles of today's date lack digits."""
-    first = min((start for start in starts_ns if start is not None), default=0)
-    return [math.nan if start is None else (start - first) / 1e9 for start in starts_ns]
-
-
-def _aiperf_row(
-    record: Mapping[str, Any],
-    metadata: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    path: Path,
-    number: int,
-) -> dict[str, Any]:
-    where = f"{path}: record {number}"
-    ok = not record.get("error") and not metadata.get("was_cancelled", False)
-    prompt = _metric(metrics, "input_sequence_length", where)
-    output = _metric(metrics, "output_sequence_length", where)
-    if ok and (math.isnan(prompt) or math.isnan(output)):
-        raise ConfigError(
-            f"{where}: has no input_sequence_length or output_sequence_length; both are written "
-            "for streamed chat and completions"
-        )
-    start = metadata.get("request_start_ns")
-    gaps = metrics.get("inter_chunk_latency", {}).get("value")
-    unit = _unit(metrics.get("inter_chunk_latency", {"unit": "ms"}), where)
-    return {
-        "start_ns": None if start is None else int(start),
-        "prompt_tokens": 0 if math.isnan(prompt) else round(prompt),
-        "output_tokens": 0 if math.isnan(output) else round(output),
-        "ttft_s": _metric(metrics, "time_to_first_token", where),
-        "e2e_s": _metric(metrics, "request_latency", where),
-        "itl_s": [gap * unit for gap in gaps] if isinstance(gaps, list) else None,
-        "ok": ok,
-    }
-
-
-def _metric(metrics: Mapping[str, Any], name: str, where: str) -> float:
-    """A metric in seconds or tokens, NaN where the record has none."""
-    found = metrics.get(name)
-    if found is None:
-        return math.nan
-    value = found.get("value") if isinstance(found, dict) else None
-    if not isinstance(value, int | float):
-        raise ConfigError(f"{where}: {name}: expected a value with its unit")
-    return value * (1.0 if name.endswith("sequence_length") else _unit(found, where))
-
-
-def _unit(metric: Mapping[str, Any], where: str) -> float:
-    unit = str(metric.get("unit", "ms"))
-    if unit not in SECONDS:
-        raise ConfigError(f"{where}: unit {unit} is not known{nearest(unit, SECONDS)}")
-    return SECONDS[unit]
-
-
-# --- CSV
-
-
-def read_csv(path: Path, columns: Mapping[str, str]) -> Raw:
-    """A table of requests.
-
-    Args:
-        path: With a header.
-        columns: Its names by ours: ``prompt_tokens``, ``output_tokens``, and ``arrival``, ``ttft``,
-            ``tpot`` and ``e2e`` with ``_s`` or ``_ms``; ``ok``.
-
-    Raises:
-        ConfigError: a name of ours that is none, a column that is missing or no number.
-    """
-    import pandas as pd
-
-    try:
-        table = pd.read_csv(path)
-    except ValueError as error:
-        raise ConfigError(f"{path}: is no CSV: {str(error).splitlines()[0]}") from None
-    ours = [*CSV_COUNTS, *(f"{name}_{unit}" for name in CSV_TIMES for unit in ("s", "ms")), "ok"]
-    for name, theirs in columns.items():
-        if name not in ours:
-            raise ConfigError(
-                f"--column {name}={theirs}: {name} is none of ours{nearest(name, ours)}"
-            )
-        if theirs not in table.columns:
-            hint = nearest(theirs, [str(name) for name in table.columns])
-            raise ConfigError(f"{path}: has no column {theirs}{hint}")
-    found = {name: _numbers(table, _count(table, columns, name, path), path) for name in CSV_COUNTS}
-    for name in CSV_TIMES:
-        for key, factor in ((f"{name}_s", 1.0), (f"{name}_ms", 1e-3)):
-            head = columns.get(key) or (key if key in table.columns else None)
-            if head is not None and f"{name}_s" not in found:
-                found[f"{name}_s"] = _numbers(table, head, path) * factor
-    raw = Raw({name: values.tolist() for name, values in found.items()})
-    head = columns.get("ok") or ("ok" if "ok" in table.columns else None)
-    if head is not None:
-        raw.columns["ok"] = table[head].astype(str).str.lower().isin(("true", "1", "1.0")).tolist()
-    return raw
-
-
-def _count(table: Any, columns: Mapping[str, str], name: str, path: Path) -> str:
-    """Which column is one of the lengths.
-
-    Raises:
-        ConfigError: none is.
-    """
-    if name in columns:
-        return columns[name]
-    for head in (name, *CSV_COUNTS[name]):
-        if head in table.columns:
-            return head
-    heads = ", ".join(str(head) for head in table.columns)
-    raise ConfigError(f"{path}: which column is {name}? It has {heads}; say --column {name}=THEIRS")
-
-
-def _numbers(table: Any, name: str, path: Path) -> Any:
-    """A column as floats; empty cells are NaN.
-
-    Raises:
-        ConfigError: a cell that is no number, with its line.
-    """
-    import pandas as pd
-
-    values = pd.to_numeric(table[name], errors="coerce")
-    wrong = values.isna() & table[name].notna()
-    if wrong.any():
-        row = int(wrong.to_numpy().argmax())
-        raise ConfigError(f"{path}: line {row + 2}: {name}: {table[name].iloc[row]!r} is no number")
-    return values.astype(float)

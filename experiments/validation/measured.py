@@ -74,6 +74,8 @@ def read_measurement(
             option of the benchmark that adds them); a file that is cut or contradicts itself.
     """
     from experiments.validation import formats
+    from experiments.validation.aiperf_file import read_aiperf
+    from experiments.validation.csv_file import read_csv
 
     if format is not None and format not in FORMATS:
         raise ConfigError(f"--format: {format} is none{nearest(format, FORMATS)}")
@@ -85,9 +87,9 @@ def read_measurement(
     if run is not None and found not in ("vllm", "sglang"):
         raise ConfigError(f"{path}: --run chooses among the runs of vLLM's or SGLang's files")
     if found == "csv":
-        raw = formats.read_csv(path, columns or {})
+        raw = read_csv(path, columns or {})
     elif found == "aiperf":
-        raw = formats.read_aiperf(path)
+        raw = read_aiperf(path)
     else:
         raw = formats.read_arrays(path, found, run)
     requests, notes = tidy(raw.columns, path)

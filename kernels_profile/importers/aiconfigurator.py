@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LICENCE = "Apache-2.0"
 REPOSITORY = "https://github.com/ai-dynamo/aiconfigurator"
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "bf16", "fp8": "fp8"}
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8": "fp8"}
 """Its data types and ours; others (int4, nvfp4, fp8 in blocks) have no table of ours."""
 
 OPS = {

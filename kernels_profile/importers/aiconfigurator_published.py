@@ -265,6 +265,7 @@ def _moe(data: Imported, table: pd.DataFrame, path: Path) -> None:
             "moe_perf: rows of expert parallelism and of uneven distributions are left out: how "
             "many experts they touch is not recorded"
         )
+    data.note("moe_perf: experts without their router")
     rows = known_dtypes(data, _one_source(data, table[even]), "moe_dtype", path)
     touched = (rows.num_tokens * rows.topk).clip(upper=rows.num_experts)
     data.add(

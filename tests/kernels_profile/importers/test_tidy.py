@@ -183,6 +183,31 @@ def test_the_command_says_what_came_and_what_is_lacking(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--name", "h100_sxm"), "--name h100_sxm: expected the source's name = a sheet of ours"),
+        (("--name", "h100_sxm=h10"), "device h100_sxm (taken as h10) has no data sheet"),
+        (("--engine", "vlm"), "--engine: llmservingsim publishes one engine's kernels"),
+    ],
+)
+def test_a_wrong_option_is_one_line(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    project = "llmservingsim" if "--engine" in options else "aiconfigurator"
+    source = aiconfigurator(tmp_path / "aic")
+    arguments = ["profile", "import", str(source), "--from", project, "--out", str(tmp_path / "o")]
+    done = CliRunner().invoke(app, [*arguments, *options])
+
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_path_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none: no such file or folder"):
+        read_profile("vidur", tmp_path / "none", Naming())
+
+
 def test_the_real_tables_of_the_rtx_4090_are_complete_for_a_dense_model(shared: Path) -> None:
     source = shared / "measured" / "llmservingsim"
     others = ["RTXPRO6000", "Qwen3-30B-A3B-Instruct-2507"]

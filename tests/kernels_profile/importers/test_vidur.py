@@ -175,3 +175,15 @@ def test_the_real_tidy_tables_have_linear_layers_and_all_reduce(shared: Path) ->
     for data in found:
         assert {"linear", "elementwise", "collective"} == set(data.tables)
         assert set(data.tables["collective"].gpus) == {2, 4, 8}
+
+
+def test_a_node_goes_by_its_device_and_may_be_named_or_skipped(
+    published: Path, tmp_path: Path
+) -> None:
+    all_reduce(published / "network" / "my_cluster" / "all_reduce.csv")
+    with pytest.raises(ConfigError, match="device my_cluster has no data sheet"):
+        read_profile("vidur", published, Naming())
+    found = read_profile("vidur", published, Naming({"my_cluster": "h200"}))
+    assert [data.device for data in found] == ["a100-sxm-80gb", "h200"]
+    [data] = read_profile("vidur", published, Naming(skip=["my_cluster"]))
+    assert data.device == "a100-sxm-80gb"
