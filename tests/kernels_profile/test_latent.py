@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kernels_profile.groups import busiest_group
 from kernels_profile.latent import LatentAttention
 from kernels_profile.roofline import RooflineStepTime
+from sim.model_part import split_layers
 from sim.specs import load_device, load_model
 from sim.step_time import StepWork
 
@@ -129,6 +130,24 @@ def test_shared_experts_and_dense_layers_take_time():
     assert full - no_shared > read
     experts = 2 * (64 * model.expert_weights - model.dense_weights)
     assert no_dense - full > experts / device.memory_bytes_per_s * 1e9 / 2
+
+
+@pytest.mark.parametrize("layers", [[2, 59], [3, 30, 28], [31, 30]])
+@pytest.mark.parametrize("groups", [1, 8])
+def test_stages_of_a_pipeline_add_up_to_the_whole(layers, groups):
+    """Dense layers come first, so that the first stage has most of them."""
+    options = {
+        "precision": "fp8", "tensor_parallel": 8, "expert_parallel": 8,
+        "data_parallel_attention": groups,
+    }  # fmt: skip
+    whole = roofline("deepseek-v3", "h200", **options)
+    stages = [
+        roofline("deepseek-v3", "h200", part=part, **options)
+        for part in split_layers(whole.model, len(layers), layers)
+    ]
+    for work in (decodes(64, 900), StepWork([(700, 300), (9, 0)], 5, 4000)):
+        total = sum(stage.step_ns(work, 0) for stage in stages)
+        assert total == pytest.approx(whole.step_ns(work, 0), abs=len(layers))
 
 
 @pytest.mark.parametrize("device", ["h100-sxm", "h200", "b200", "a100-sxm-80gb", "l40s"])
