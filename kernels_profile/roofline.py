@@ -260,16 +260,30 @@ class RooflineStepTime:
 
     def _with_prefill(self, work: StepWork) -> float:
         """Attention of a step that has prefill chunks, and of its decodes if any, ns."""
-        part = busiest_group(work, self._groups)
-        longest: float = part.longest
-        busy = self._token_ns * part.prefill_tokens + self._pair_x2_ns * part.prefill_pairs_x2
-        reading = self._history_ns * part.history
-        projected = 0.0
-        if self._latent is not None:
-            seen = part.prefill_tokens + part.history
-            projected = self.model.layers * self._gemm_us(seen, *self._latent.up_projection()) * 1e3
+        if self._groups > 1:
+            part = busiest_group(work, self._groups)
+            return self._chunks_ns(
+                part.prefill_tokens, part.prefill_pairs_x2, part.history, part.longest,
+                part.attending, part.context_tokens,
+            )  # fmt: skip
+        longest = history = 0
+        for tokens, before in work.chunks:
+            history += before
+            if tokens + before > longest:
+                longest = tokens + before
+        return self._chunks_ns(
+            work.prefill_tokens, work.prefill_pairs_x2, history, longest,
+            work.attending_rows, work.context_tokens,
+        )  # fmt: skip
+
+    def _chunks_ns(
+        self, tokens: float, pairs_x2: float, history: float, longest: float, rows: int,
+        context: float,
+    ) -> float:  # fmt: skip
+        """The same, of the sums over chunks (see `GroupWork`) and `rows` decodes."""
+        busy = self._token_ns * tokens + self._pair_x2_ns * pairs_x2
+        reading = self._history_ns * history
         decodes = 0.0
-        rows, context = part.attending, part.context_tokens
         if rows and self._mixed:
             busy += self._mixed_row_ns * rows + self._mixed_token_ns * context
             reading += self._context_ns * context
@@ -277,7 +291,10 @@ class RooflineStepTime:
         elif rows:
             decodes = max(self._row_ns * rows, self._context_ns * context)
         attention = self._prefill_t0_ns + max(busy, reading, self._walk_ns * longest) + decodes
-        return attention + projected if projected else attention
+        if self._latent is None:
+            return attention
+        widths = self._latent.up_projection()
+        return attention + self.model.layers * self._gemm_us(tokens + history, *widths) * 1e3
 
     def _alike(self, work: StepWork, n: int, ns: int) -> list[int] | npt.NDArray[np.int64]:
         if work.attending_rows and n > 1:
