@@ -31,12 +31,16 @@ class CudaGraphs:
                 f"cuda_graphs: {list(self.sizes)}: expected ascending sizes of at least 1"
             )
 
+    def eager(self, rows: int, *, prefill: bool) -> bool:
+        """Whether a step of so many rows replays no graph."""
+        sizes = self.sizes
+        return not sizes or rows > sizes[-1] or (prefill and not self.prefills)
+
     def padded(self, rows: int, *, prefill: bool) -> int:
         """Rows that the linear and element-wise layers compute."""
-        sizes = self.sizes
-        if not sizes or rows > sizes[-1] or (prefill and not self.prefills):
+        if self.eager(rows, prefill=prefill):
             return rows
-        return sizes[bisect_left(sizes, rows)]
+        return self.sizes[bisect_left(self.sizes, rows)]
 
     def __str__(self) -> str:
         if not self.sizes:

@@ -8,6 +8,9 @@ Engines differ in how the two run beside each other, in three forms:
   0.6), which prepare the next step when this one's tokens are there.
 - ``per-sequence``: the GPU, then ``step_us + request_us * sequences``. Engines that overlap most of
   the host's work (vLLM V1): what remains grows with the batch.
+
+In each, a step that replays no CUDA graph launches its kernels one by one from Python, and the GPU
+starves where that takes longer than the kernels: ``eager_layer_us`` is what a layer takes.
 """
 
 from __future__ import annotations
@@ -34,17 +37,21 @@ class HostOverhead:
         request_us: Of every request in the step, microseconds; 0 in the form ``constant``.
         source: Where the two come from, for the summary.
         form: ``max`` takes the longer of GPU and host; ``constant`` and ``per-sequence`` add them.
+        eager_layer_us: What launching one layer takes in a step without a CUDA graph, microseconds;
+            the GPU's part of such a step is no shorter than that of all layers.
     """
 
     step_us: float
     request_us: float = field(default=0.0, metadata={"minimum": 0})
     source: str = "given in the config"
     form: Form = "per-sequence"
+    eager_layer_us: float = field(default=0.0, metadata={"minimum": 0})
 
     def __post_init__(self) -> None:
-        if not (self.step_us >= 0 and self.request_us >= 0 and self.step_us + self.request_us > 0):
+        terms = (self.step_us, self.request_us, self.eager_layer_us)
+        if not (min(terms) >= 0 and sum(terms) > 0):
             raise ConfigError(
-                f"host: step_us {self.step_us}, request_us {self.request_us}: expected neither "
+                f"host: step_us {self.step_us}, request_us {self.request_us}: expected none "
                 "below 0 and one above 0; no engine's host takes no time"
             )
         if self.form not in FORMS:
@@ -65,8 +72,16 @@ class HostOverhead:
         """What no step is shorter than: of every step, and of every request in it."""
         return (self.step_us, self.request_us) if self.form == "max" else (0.0, 0.0)
 
+    def eager_us(self, layers: int) -> float:
+        """What launching so many layers takes without a CUDA graph."""
+        return self.eager_layer_us * layers
+
     def __str__(self) -> str:
         """How it acts, in a few words."""
+        eager = f", {self.eager_layer_us:g} us a layer launched without a graph"
+        return self._terms() + (eager if self.eager_layer_us else "")
+
+    def _terms(self) -> str:
         if self.form == "constant":
             return f"host {self.step_us:g} us a step"
         terms = f"{self.step_us:g} us a step + {self.request_us:g} us a request"
@@ -84,6 +99,7 @@ def _presets() -> Mapping[str, HostOverhead]:
                 float(row["request_us"]),
                 row["source"],
                 row["form"],  # type: ignore[arg-type]
+                float(row["eager_layer_us"]),
             )
             for row in csv.DictReader(text.splitlines())
         }

@@ -127,6 +127,7 @@ class RooflineStepTime:
         added, floor = (host.added_us, host.floor_us) if begins else ((0.0, 0.0), (0.0, 0.0))
         self._host_step_ns, self._host_request_ns = (us * 1e3 for us in added)
         self._floor_ns, self._floor_request_ns = (us * 1e3 for us in floor)
+        self._eager_ns = host.eager_us(self.part.layers) * 1e3
         self._rows_ns: dict[int, float] = {0: self._host_step_ns}
         self._sampled_ns: dict[int, float] = {0: 0.0}
         self._apart_ns: dict[tuple[int, int], float] = {(0, 0): self._host_step_ns}
@@ -209,11 +210,18 @@ class RooflineStepTime:
         return f" (of {self._gemm_key()} kernels: those of {own} were not measured)"
 
     def _least(self, work: StepWork) -> int:
-        """What no step is shorter than, ns: the host's time, where it runs beside the GPU."""
-        if self.host.form != "max":
+        """What no step is shorter than, ns: the host's time, where it runs beside the GPU.
+
+        Engines whose host does so launch every step kernel by kernel, others those with prefills.
+        """
+        beside = self.host.form == "max"
+        if not beside and not (self._eager_ns and work.chunks):
             return 1
         requests = share(work.decode_rows + len(work.chunks), self._groups)
-        return max(1, round(self._floor_ns + self._floor_request_ns * requests))
+        floor = self._floor_ns + self._floor_request_ns * requests + self._eager_ns
+        if not beside:
+            floor += self._host_step_ns + self._host_request_ns * requests
+        return max(1, round(floor))
 
     def _decode_lines(self, rows: int) -> tuple[float, float]:
         """Attention of `rows` decodes: slope over the sum of their contexts, and least time, ns."""

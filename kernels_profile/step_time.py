@@ -126,6 +126,7 @@ class ProfiledStepTime:
         added, floor = (host.added_us, host.floor_us) if begins else ((0.0, 0.0), (0.0, 0.0))
         self._host_ns, self._host_request_ns = (us * 1e3 for us in added)
         self._floor_ns, self._floor_request_ns = (us * 1e3 for us in floor)
+        self._eager_ns = host.eager_us(self.part.layers) * 1e3
         self._rows: dict[int, Summed] = {}
         self._sampled: dict[int, Summed] = {}
         self._absorbed: dict[int, Summed] = {}
@@ -197,7 +198,13 @@ class ProfiledStepTime:
 
     def _floor(self, work: StepWork) -> float:
         """What no step is shorter than: the host's time where it runs beside the GPU."""
-        return self._floor_ns + self._floor_request_ns * (work.decode_rows + len(work.chunks))
+        requests = work.decode_rows + len(work.chunks)
+        floor = self._floor_ns + self._floor_request_ns * requests
+        if self._eager_ns and self.graphs.eager(
+            work.prefill_tokens + work.decode_rows, prefill=bool(work.chunks)
+        ):
+            floor += self._eager_ns + self._host_ns + self._host_request_ns * requests
+        return floor
 
     def _before_decodes(self, work: StepWork) -> float:
         """Everything but the attention of decodes that launches on its own, ns."""
@@ -304,7 +311,7 @@ class ProfiledStepTime:
         return (
             f"profile: {self.device.name} (tensor_parallel {self.tensor_parallel}): {mark.name}: "
             f"{outside.axis} {outside.value:,.6g} is outside of the measured grid, which ends at "
-            f"{outside.edge:,.6g}; give outside: roofline-scaled or clamp, or measure more"
+            f"{outside.edge:,.6g}; measure more, or give outside: roofline-scaled or clamp (not strict)"
         )
 
     def _marks(self, work: StepWork, n: int) -> tuple[list[tuple[Mark, int]], int, int, float]:
