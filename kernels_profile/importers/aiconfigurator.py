@@ -55,6 +55,8 @@ def read(path: Path, naming: Naming, engine: str = "vllm") -> list[Imported]:
         ConfigError: nothing that can be read; a system without a sheet; a bad table.
     """
     if _is_tidy(path):
+        if engine != "vllm":
+            raise ConfigError(f"--engine: the tidy tables in {path} are of vllm only")
         return list(_read_tidy(path, naming))
     from kernels_profile.importers.aiconfigurator_published import read_published
 
@@ -72,13 +74,13 @@ def _read_tidy(path: Path, naming: Naming) -> Iterator[Imported]:
         if device is None:
             continue
         version = TIDY_VERSIONS.get(system, "0.19.0")
+        if system == "h200_sxm":
+            version += " (attention 0.24.0)"
         found = Imported(device, f"aiconfigurator, {system} (tidy tables)", "vllm", version)
         _tidy_gemm(found, path / f"gemm_{system}.parquet")
         _tidy_prefill(found, path / f"attention_context_{system}.parquet")
         _tidy_decode(found, path / f"attention_generation_{system}.parquet")
         _tidy_collectives(found, path / "collectives.csv", system)
-        if system == "h200_sxm":
-            found.note("attention of h200_sxm was measured with vLLM 0.24.0")
         found.note(f"attention has heads of {TIDY_HEAD_DIM} only")
         found.note("prefill attention was measured without history, on sequences of equal length")
         yield found

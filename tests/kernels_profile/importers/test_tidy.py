@@ -203,6 +203,12 @@ def test_a_wrong_option_is_one_line(tmp_path: Path, options: tuple[str, ...], sa
     assert not (tmp_path / "o").exists()
 
 
+def test_tidy_tables_are_of_one_engine(tmp_path: Path) -> None:
+    source = aiconfigurator(tmp_path / "aic")
+    with pytest.raises(ConfigError, match="are of vllm only"):
+        read_profile("aiconfigurator", source, Naming(), "sglang")
+
+
 def test_a_path_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none: no such file or folder"):
         read_profile("vidur", tmp_path / "none", Naming())
