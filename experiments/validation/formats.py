@@ -42,6 +42,8 @@ def recognise(path: Path) -> str:
     if not start:
         raise ConfigError(f"{path}: is empty")
     first = start.split("\n", 1)[0]
+    if start.startswith("["):
+        raise ConfigError(_foreign(path))
     if not start.startswith("{"):
         if first.lower().startswith("metric,"):
             raise ConfigError(_summary(path))
@@ -60,7 +62,11 @@ def recognise(path: Path) -> str:
         return "sglang"
     if set(ARRAYS) & keys:
         return "vllm"
-    raise ConfigError(
+    raise ConfigError(_foreign(path))
+
+
+def _foreign(path: Path) -> str:
+    return (
         f"{path}: is of no known benchmark; expected vLLM's or SGLang's result, AIPerf's "
         "profile_export.jsonl, or a CSV"
     )

@@ -217,6 +217,7 @@ def test_a_wrong_csv_is_one_clear_error(
         ("", "is empty"),
         ('{"date": "x", "ttfts": [0.1,', "line 1: is not complete JSON"),
         ('{"some": "thing"}', "is of no known benchmark"),
+        ("[1, 2]", "is of no known benchmark"),
         (json.dumps({**VLLM, "ttfts": [0.1]}), "ttfts has 1 entries, input_lens 3"),
         (json.dumps({**VLLM, "itls": 3}), "itls: expected a list"),
     ],
