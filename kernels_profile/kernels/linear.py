@@ -8,7 +8,7 @@ k; their float32 partial sums are added by a second kernel in a fixed order, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,20 +54,31 @@ SOME = (
     _config(64, 128, 64, 4, 4, split=2),
 )
 """For 17 to 64 tokens (64 rows are the least that wgmma and tcgen05 take)."""
-MANY = (
+BATCH = (
     _config(64, 128, 64, 4, 4),
-    _config(128, 128, 64, 8, 3),
+    _config(128, 128, 64, 8, 4, split=2),
+    _config(128, 128, 64, 8, 4),
+)
+"""For 65 to 512 tokens, a large decode batch: still few tiles."""
+MANY = (
     _config(128, 256, 64, 8, 3),
+    _config(128, 128, 64, 8, 4),
+    _config(128, 128, 64, 4, 3),
 )
 """For more tokens."""
-CONFIGS = (*FEW, *SOME, *MANY)
-"""Every configuration that `choose` may name."""
+CLASSES = ((16, FEW), (64, SOME), (512, BATCH))
+"""Most tokens, and the configurations up to there."""
+CONFIGS = tuple(dict.fromkeys((*FEW, *SOME, *BATCH, *MANY)))
+"""Every configuration that `choose` may name for 16-bit operands."""
+CONFIGS_FP8 = tuple(replace(config, block_k=2 * config.block_k) for config in CONFIGS)
+"""The same bytes per step in fp8."""
 SUM = SumConfig(4, 1, 1024)
 
 
 def choose(m: int, n: int, k: int, fp8: bool = False) -> tuple[LinearConfig, ...]:
     """Candidates for a shape, the likeliest best first; whoever profiles times each."""
-    return FEW if m <= 16 else SOME if m <= 64 else MANY
+    found = next((configs for most, configs in CLASSES if m <= most), MANY)
+    return tuple(CONFIGS_FP8[CONFIGS.index(config)] for config in found) if fp8 else found
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -241,7 +252,7 @@ def linear_fp8(
     """
     m, n, k = _shape(x8, w8)
     need(x8.dtype == torch.float8_e4m3fn, f"linear_fp8: x8 is {x8.dtype}, not float8_e4m3fn")
-    _need_fp8(x8.device)
+    need_fp8(x8.device)
     for name, scale, rows in (("x_scale", x_scale, m), ("w_scale", w_scale, n)):
         sizes = f"{name} has {scale.numel()} numbers, not 1 or {rows}"
         need(scale.numel() in (1, rows), f"linear_fp8: {sizes}")
@@ -253,7 +264,8 @@ def linear_fp8(
     return out
 
 
-def _need_fp8(device: torch.device) -> None:
+def need_fp8(device: torch.device) -> None:
+    """Raise a ProfileError if this is a GPU without fp8 matrix instructions."""
     if device.type != "cuda":
         return
     major, minor = torch.cuda.get_device_capability(device)
@@ -280,17 +292,13 @@ def _checked(out: torch.Tensor, m: int, n: int) -> torch.Tensor:
 
 def compile_cases() -> list[CompileCase]:
     """Every configuration at the shape of Llama-3.1-8B's attention output (4096 by 4096)."""
-    cases = []
-    for config in CONFIGS:
-        m = 8192 if config.block_m > 64 else config.block_m
-        for dtype, first in ((torch.bfloat16, 80), (torch.float8_e4m3fn, 90)):
-            cases += _cases(m, 4096, 4096, dtype, config, first)
-    return cases
+    cases = [c for config in CONFIGS for c in _cases(config, torch.bfloat16, 80)]
+    cases += [c for config in CONFIGS_FP8 for c in _cases(config, torch.float8_e4m3fn, 90)[:1]]
+    return list({case.name: case for case in cases}.values())
 
 
-def _cases(
-    m: int, n: int, k: int, dtype: torch.dtype, config: LinearConfig, first: int
-) -> list[CompileCase]:
+def _cases(config: LinearConfig, dtype: torch.dtype, first: int) -> list[CompileCase]:
+    m = n = k = 4096
     x, w, out = meta(m, k, dtype=dtype), meta(n, k, dtype=dtype), meta(m, n)
     scale = meta(1, dtype=torch.float32)
     fp8 = dtype == torch.float8_e4m3fn
@@ -298,4 +306,4 @@ def _cases(
     about = f"{'fp8' if fp8 else 'bf16'} n={n} k={k}"
     launches = plan_linear(x, w, out, config, (scale, scale) if fp8 else None)
     kinds = (matrix, "")  # the sum of parts has no product
-    return [CompileCase(la, about, kind, first) for la, kind in zip(launches, kinds, strict=False)]
+    return [CompileCase(*of, first) for of in zip(launches, (about, about), kinds, strict=False)]

@@ -35,9 +35,13 @@ class HeadConfig(Config):
     block_d: int
 
 
-WARPS = ((1024, 4), (4096, 4), (8192, 8), (MAX_WIDTH, 16))
-"""Rows up to this wide, and the warps for them: at most 64 numbers a thread."""
-CONFIGS = tuple(RowConfig(warps, 1, block) for block, warps in WARPS)
+CONFIGS = (
+    *(RowConfig(4, 1, block) for block in (256, 512, 1024, 2048, 4096)),
+    RowConfig(8, 1, 8192),
+    RowConfig(16, 1, 16_384),
+    RowConfig(16, 1, MAX_WIDTH),
+)
+"""By the width of a row: at most 64 numbers a thread."""
 HEAD_CONFIGS = (HeadConfig(4, 1, 8, 64), HeadConfig(4, 1, 8, 128), HeadConfig(4, 1, 8, 256))
 """By the width of a head, all with eight heads a program."""
 
@@ -45,8 +49,7 @@ HEAD_CONFIGS = (HeadConfig(4, 1, 8, 64), HeadConfig(4, 1, 8, 128), HeadConfig(4,
 def choose(width: int) -> tuple[RowConfig, ...]:
     """Candidates for rows of this width."""
     need(1 <= width <= MAX_WIDTH, f"rms_norm: width {width} is not in 1..{MAX_WIDTH}")
-    warps = next(warps for limit, warps in WARPS if width <= limit)
-    return (RowConfig(warps, 1, triton.next_power_of_2(width)),)
+    return (next(config for config in CONFIGS if width <= config.block),)
 
 
 @triton.jit

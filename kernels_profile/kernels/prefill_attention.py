@@ -28,17 +28,23 @@ class PrefillConfig(Config):
     block_n: int
 
 
-CONFIGS = (PrefillConfig(8, 3, 128, 64), PrefillConfig(4, 3, 64, 64))
+CONFIGS = (
+    PrefillConfig(8, 5, 128, 64),
+    PrefillConfig(8, 3, 128, 64),
+    PrefillConfig(4, 3, 64, 32),
+)
+"""As keys are found through the block table, s stages keep (s - 1) / 2 tiles on their way. Tiles of
+128 by 128 would do on sm_90, but spill registers on sm_80."""
 SHORT_TOKENS = 64
 """Chunks up to this long would leave half of the larger tile empty."""
 
 
 def choose(max_chunk: int) -> tuple[PrefillConfig, ...]:
     """Candidates for the longest chunk of a batch, the likeliest best first."""
-    return CONFIGS[1:] if max_chunk <= SHORT_TOKENS else CONFIGS
+    return CONFIGS[2:] if max_chunk <= SHORT_TOKENS else CONFIGS
 
 
-@triton.jit(do_not_specialize=["q_stride", "table_stride"])
+@triton.jit(do_not_specialize=["table_stride"])
 def _prefill_attention_kernel(
     q, k_cache, v_cache, block_table, chunk_starts, contexts, out, scale, q_stride, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
