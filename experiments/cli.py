@@ -83,13 +83,18 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Check the invariants after every step (slow).")
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Refuse step times beyond what tables have measured."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Run every variant of a config; print the table, write results and figures."""
     from experiments import outcome
     from experiments.config import load, slug
 
-    plan = load(config, settings or [], {"check": True} if check else None)
+    overrides = {"check": True} if check else {}
+    plan = load(config, settings or [], overrides, strict=strict)
     outcome.run(
         plan,
         out or Path("results") / slug(plan.name),

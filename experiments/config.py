@@ -22,7 +22,7 @@ from experiments.check_config import check
 from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
 from experiments.parts import NEED_PREDICTOR
-from experiments.schema import FILE_KEYS, LONGEST_LABEL, SCHEMA_VERSION, Experiment
+from experiments.schema import FILE_KEYS, LONGEST_LABEL, SCHEMA_VERSION, Experiment, Pool
 from policies import POLICIES
 from sim.errors import ConfigError
 
@@ -86,6 +86,8 @@ def load(
     settings: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
     deprecated: Sequence[Renamed] = DEPRECATED,
+    *,
+    strict: bool = False,
 ) -> Plan:
     """Read a config and resolve its variants.
 
@@ -94,6 +96,7 @@ def load(
         settings: ``key=value`` texts, values in YAML; they have the last word in every variant.
         overrides: The same as a mapping, for Python.
         deprecated: Keys still read under their old names.
+        strict: Refuse step times beyond what tables have measured, in every variant.
 
     Raises:
         ConfigError: One line naming file, key, value and what would do.
@@ -118,7 +121,7 @@ def load(
         )
     ]
     of_file = {key: layer.pop(key) for layer, _ in last for key in _OF_THE_FILE if key in layer}
-    return _plan({**raw, **of_file}, last, source, folder, notes)
+    return _plan({**raw, **of_file}, last, source, folder, notes, strict=strict)
 
 
 def _read(config: str | Path | Mapping[str, Any]) -> tuple[str, Path, Any]:
@@ -194,6 +197,8 @@ def _plan(
     source: str,
     folder: Path,
     notes: list[str],
+    *,
+    strict: bool,
 ) -> Plan:
     _check_version(raw, source)
     base = {key: value for key, value in raw.items() if key not in ("compare", "grid")}
@@ -206,8 +211,10 @@ def _plan(
         stack = [(base, source), (overrides, where), *last]
         if label is not None:
             _refuse_label_of_all([stack[0], *last])
-        experiments.append(_resolve(label, stack, folder))
+        experiments.append(_resolve(label, stack, folder, strict=strict))
     notes = [*notes, *_unused_predictor(experiments, source)]
+    if strict and not any(_is_strict(pool) for each in experiments for pool in _pools(each)):
+        notes.append("--strict: changes nothing: no variant has step times from tables")
     first = experiments[0]
     return Plan(first.name, first.about, source, folder, tuple(experiments), tuple(notes))
 
@@ -377,7 +384,11 @@ def slug(label: str) -> str:
 
 
 def _resolve(
-    label: str | None, stack: Sequence[tuple[Mapping[str, Any], str]], folder: Path
+    label: str | None,
+    stack: Sequence[tuple[Mapping[str, Any], str]],
+    folder: Path,
+    *,
+    strict: bool,
 ) -> Experiment:
     merged: dict[str, Any] = {}
     written = []
@@ -389,6 +400,8 @@ def _resolve(
     said = _Said(written)
     resolved = layers.with_pools(layers.without_nulls(merged), f"{said.source}: ")
     resolved, notes = _settled(resolved, said)
+    if strict:
+        resolved = _refusing(resolved)
     if notes:
         own = resolved.get("notes", [])
         resolved["notes"] = [*own, *(note for note in dict.fromkeys(notes) if note not in own)]
@@ -482,6 +495,29 @@ def _settled(resolved: dict[str, Any], said: _Said) -> tuple[dict[str, Any], lis
     return {**resolved, "pools": settled}, notes
 
 
+def _refusing(resolved: dict[str, Any]) -> dict[str, Any]:
+    """Every pool whose step times come from tables is strict."""
+    pools = resolved.get("pools")
+    if not isinstance(pools, dict):
+        return resolved
+    return {**resolved, "pools": {role: _strict(pool) for role, pool in pools.items()}}
+
+
+def _strict(pool: Any) -> Any:
+    timed = pool.get("step_time") if isinstance(pool, dict) else None
+    if not isinstance(timed, dict) or timed.get("model") != "profile":
+        return pool
+    return {**pool, "step_time": {**timed, "strict": True}}
+
+
+def _is_strict(pool: Pool) -> bool:
+    return bool(pool.step_time.get("strict"))
+
+
+def _pools(experiment: Experiment) -> Iterable[Pool]:
+    return cluster.pools_of(experiment).values()
+
+
 def _without_engine(
     pool: dict[str, Any], said: _Said, role: str
 ) -> tuple[dict[str, Any], list[str]]:
@@ -498,7 +534,8 @@ def _without_engine(
         raise ConfigError(placed(said.where("pools", role, "device"), error)) from None
     note = engines.presets()[engine].get("note")
     notes = [f"engine {engine}: {note}"] if note else []
-    return engines.settle(rest, engine, sheet.memory_bytes, sheet.name), notes
+    settled = engines.settle(rest, engine, sheet.memory_bytes, sheet.name)
+    return engines.with_step_time(settled, engine), notes
 
 
 def _line(errors: Sequence[Any], said: _Said) -> str:

@@ -73,6 +73,30 @@ def settle(
     return settled
 
 
+def with_step_time(pool: dict[str, Any], engine: str) -> dict[str, Any]:
+    """A pool with the host's time and the CUDA graphs of its engine, where nothing else is said.
+
+    Args:
+        pool: As settled; its step-time model decides which of the two it has.
+        engine: Name.
+    """
+    chosen = pool.get("step_time", {})
+    if not isinstance(chosen, Mapping):
+        return pool
+    said = presets()[engine].get("step_time", {})
+    model = canonical(str(chosen.get("model", "roofline")))
+    added = {key: said[key] for key in OF_MODELS.get(model, ()) if key in said}
+    if not added:
+        return pool
+    return {**pool, "step_time": {"model": "roofline", **added, **chosen}}
+
+
+OF_MODELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"roofline": ("host",), "profile": ("host", "cuda_graphs")}
+)
+"""What an engine says about step times, by the models that take it."""
+
+
 def _is_large(rule: Mapping[str, Any], memory_bytes: int, device: str) -> bool:
     if "names" in rule:
         return any(name in device for name in rule["names"])

@@ -141,8 +141,8 @@ def profile(
         raise ConfigError(placed(where, error)) from None
 
 
-def data_folders(pool: Pool, folder: Path) -> list[Path]:
-    """Folders of the tables that a pool's step times are looked up in; none for other models.
+def table_files(pool: Pool, folder: Path) -> list[Path]:
+    """The files that a pool's step times are looked up in; none for other models.
 
     Args:
         pool: The pool.
@@ -151,9 +151,14 @@ def data_folders(pool: Pool, folder: Path) -> list[Path]:
     if canonical(str(pool.step_time.get("model"))) != "profile":
         return []
     data = pool.step_time.get("data")
-    if data is None:
-        return [DATA / pool.device]
-    return [_found(str(each), folder) for each in ([data] if isinstance(data, str) else data)]
+    if data is None:  # shipped: part of our own code
+        return []
+    folders = [_found(str(each), folder) for each in ([data] if isinstance(data, str) else data)]
+    return [file for each in folders for file in sorted(each.rglob("*")) if _is_of_tables(file)]
+
+
+def _is_of_tables(file: Path) -> bool:
+    return file.suffix == ".csv" or file.name == "meta.yaml"
 
 
 def _data_sets(
@@ -215,15 +220,3 @@ def _collectives(said: str | Mapping[str, float] | None, where: str) -> Collecti
         link: LinkOption = options.build(LinkOption, said, "collectives", where)
         return Collectives(None, link.latency_us, link.bandwidth_bytes_per_s)
     return Collectives(said)
-
-
-def with_engine(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
-    """A pool's ``step_time`` with what its engine says and its model has, where nothing is said.
-
-    Args:
-        chosen: As in the config.
-        engine: The engine's ``step_time``: a host preset, CUDA graphs.
-    """
-    model = canonical(str(chosen.get("model", "roofline")))
-    known = {"roofline": ("host",), "profile": ("host", "cuda_graphs")}.get(model, ())
-    return {**{key: engine[key] for key in known if key in engine}, **chosen, "model": model}

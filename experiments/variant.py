@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,11 +17,12 @@ import numpy as np
 from experiments import cluster, hashes
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.schema import Experiment
+from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload, trace_path
 from sim.event_loop import simulate
-from sim.records import Record, SimulationResult
+from sim.records import Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups
 
@@ -87,7 +88,7 @@ def _fingerprint(
 
 
 def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
-    """Files of the user's that decide the result: modules of their own, a model's config.json."""
+    """Files of the user's that decide the result: own modules, a model's config.json, tables."""
     named = [experiment.router, experiment.decode_router or {}]
     for pool in cluster.pools_of(experiment).values():
         named += [pool.policy, pool.order]
@@ -96,6 +97,8 @@ def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
     ]
     files = [folder / f"{module.replace('.', '/')}.py" for module in modules]
     files.append(folder / experiment.model)
+    for pool in cluster.pools_of(experiment).values():
+        files += table_files(pool, folder)
     return [file for file in files if file.is_file()]
 
 
@@ -137,7 +140,7 @@ def run_variant(
     if progress is not None:
         progress(result.end_ns, len(result.requests["index"]), len(workload.trace))
     simulated = time.perf_counter()
-    notes = [*experiment.notes, *workload.notes, *built.notes]
+    notes = [*experiment.notes, *workload.notes, *built.notes, *_beyond_tables(result.replicas)]
     bundle = _bundle(experiment, folder, workload, result, windows)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
@@ -149,6 +152,23 @@ def run_variant(
         "machine": platform.platform(),
     }
     return bundle
+
+
+def _beyond_tables(replicas: Sequence[ReplicaInfo]) -> list[str]:
+    """How much of the run rests on times that no table has, one sentence a pool."""
+    counted: dict[str, list[Mapping[str, Any]]] = {}
+    for replica in replicas:
+        if replica.step_time_usage is not None:
+            counted.setdefault(replica.pool, []).append(replica.step_time_usage)
+    if not counted:
+        return []
+    from kernels_profile.usage import add_up, sentence
+
+    alone = len({replica.pool for replica in replicas}) == 1
+    return [
+        f"{'' if alone else f'{pool}: '}step times {sentence(add_up(usages))}."
+        for pool, usages in counted.items()
+    ]
 
 
 def window_of(experiment: Experiment, workload: Workload) -> Windows:

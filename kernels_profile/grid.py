@@ -81,9 +81,13 @@ class Grid:
         self._root = _nested(points[order], us[order], 0)
 
     def at(self, *point: float) -> tuple[float, list[Outside]]:
-        """Time at a point, and each way in which it lies outside of the grid."""
+        """Time at a point, and each axis along which it lies outside of the grid, and how far."""
         outside: list[Outside] = []
-        return self._at(self._root, list(point), 0, outside), outside
+        us = self._at(self._root, list(point), 0, outside)
+        if len(outside) > 1:  # several neighbours end before the point
+            farthest = {each.axis: each for each in sorted(outside, key=lambda o: o.ratio)}
+            outside = list(farthest.values())
+        return us, outside
 
     def left_out_errors(self) -> list[float]:
         """Relative errors of points along the last axis, each taken from its two neighbours.

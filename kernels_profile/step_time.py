@@ -71,6 +71,8 @@ class ProfiledStepTime:
             load leaves to compute-bound matrix products; see `efficiency/README.md`.
         expert_parallel: Of the GPUs, how many hold experts of their own.
         imbalance: How uneven experts' popularity is, see `ParallelLayout`.
+        data_parallel_attention: Groups of the GPUs that attend apart; above 1 for
+            `grouped.GroupedStepTime` only.
 
     Raises:
         ConfigError: GPUs that do not divide heads or experts, an unknown precision.
@@ -99,10 +101,15 @@ class ProfiledStepTime:
         sustained_clock: float = 1.0,
         expert_parallel: int = 1,
         imbalance: float = 0.0,
+        data_parallel_attention: int = 1,
     ) -> None:
         if not 0.1 <= sustained_clock <= 1:
             raise ConfigError(f"sustained_clock: {sustained_clock}: expected 0.1 to 1")
-        self.layout = ParallelLayout(tensor_parallel, expert_parallel, imbalance=imbalance)
+        if data_parallel_attention > 1 and type(self) is ProfiledStepTime:
+            raise ValueError("groups of GPUs that attend apart: make a GroupedStepTime")
+        self.layout = ParallelLayout(
+            tensor_parallel, expert_parallel, data_parallel_attention, imbalance
+        )
         self.layout.check(model)
         self.model = model
         self.device = device
@@ -117,7 +124,9 @@ class ProfiledStepTime:
         self.graphs = cuda_graphs
         self.sustained_clock = sustained_clock
         load = self.layout.load(model)
-        self.cost = StepCost(model, precision, kv_dtype, tensor_parallel, load=load)
+        self.cost = StepCost(
+            model, precision, kv_dtype, tensor_parallel, data_parallel_attention, load
+        )
         self._refuses = self.outside == "error"
         self._compose(collectives)
         self.noise_cv = self._cv() if noise_cv is None else noise_cv
@@ -311,7 +320,7 @@ class ProfiledStepTime:
         return (
             f"profile: {self.device.name} (tensor_parallel {self.tensor_parallel}): {mark.name}: "
             f"{outside.axis} {outside.value:,.6g} is outside of the measured grid, which ends at "
-            f"{outside.edge:,.6g}; measure more, or give outside: roofline-scaled or clamp (not strict)"
+            f"{outside.edge:,.6g}; measure more, or scale (outside: roofline-scaled, not strict)"
         )
 
     def _marks(self, work: StepWork, n: int) -> tuple[list[tuple[Mark, int]], int, int, float]:
@@ -382,9 +391,11 @@ class ProfiledStepTime:
         finder = Finder(self.data, analytic, clamp=self.outside == "clamp")
         self.composed = Composition(
             self.model, self.part, finder, analytic, self.precision, self.kv_dtype,
-            self.layout, collectives.finder(finder, self.tensor_parallel),
+            self.layout, collectives.finder(finder, self.layout.attention_tensor),
             self.sustained_clock,
         )  # fmt: skip
+        if self.layout.data_attention > 1:
+            self.composed.exchange_by(collectives.finder(finder, self.tensor_parallel))
         if finder.missing and self.missing == "error":
             raise ProfileError(self._lacking(list(dict.fromkeys(finder.missing))))
         self.filled = list(dict.fromkeys(finder.missing))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,9 +78,9 @@ class Usage:
 
 
 def add_up(usages: Iterable[Mapping[str, Any]]) -> Usage:
-    """The counts of several replicas as one."""
+    """The counts of several replicas as one; of a pipeline, those of each of its stages."""
     total = Usage()
-    for each in usages:
+    for each in _flat(usages):
         total.steps += each["steps"]
         total.ns += each["ns"]
         total.outside_steps += each["outside_steps"]
@@ -92,6 +92,14 @@ def add_up(usages: Iterable[Mapping[str, Any]]) -> Usage:
             cause.operator_ns += said["operator_ns"]
             cause.reach(said["ratio"], said["value"], said["edge"])
     return total
+
+
+def _flat(usages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for each in usages:
+        if "stages" in each:
+            yield from each["stages"]
+        else:
+            yield each
 
 
 def sentence(usage: Usage) -> str:
