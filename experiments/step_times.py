@@ -105,20 +105,17 @@ def profile(
         ConfigError: A bad option; tables that are not there, or lack an operator.
     """
     from experiments.parts import host
+    from kernels_profile.grouped import GroupedStepTime
     from kernels_profile.step_time import ProfiledStepTime
 
-    if pool.data_parallel_attention > 1:
-        raise ConfigError(
-            f"{where}: profile: data_parallel_attention {pool.data_parallel_attention}: groups of "
-            "GPUs that attend apart are not composed from tables; try step_time: roofline"
-        )
     own = {key: value for key, value in chosen.items() if key != "host"}
     said: ProfileOptions = options.build(ProfileOptions, own, "profile", where)
     more: dict[str, Any] = {}
     if "host" in chosen:
         more["host"] = host(chosen["host"], f"{where}.host")
+    kind = GroupedStepTime if pool.data_parallel_attention > 1 else ProfiledStepTime
     try:
-        return ProfiledStepTime(
+        return kind(
             model,
             device,
             _data_sets(said.data, device, f"{where}.data", folder),
@@ -134,6 +131,7 @@ def profile(
             sustained_clock=said.sustained_clock,
             expert_parallel=pool.expert_parallel,
             imbalance=pool.expert_imbalance.zipf,
+            data_parallel_attention=pool.data_parallel_attention,
             part=part,
             **more,
         )

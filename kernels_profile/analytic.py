@@ -10,6 +10,7 @@ from kernels_profile.curves import CurveBook
 from kernels_profile.latent import LatentAttention
 from kernels_profile.operators import (
     AllReduceCurve,
+    AllToAllCurve,
     Curve,
     DecodeAttentionCurve,
     ElementwiseCurve,
@@ -185,10 +186,14 @@ class Analytic:
         return LatentAttention(model, self.device, self._kv_dtype, gpus, decode, prefill, gemm)
 
     def collective(self, op: str, gpus: int, message_bytes: float) -> float:
-        """A collective; all but the all-reduce send half of what it does."""
+        """A collective; all but the all-reduce send half of what it does.
+
+        All-gather and reduce-scatter take the latency and the rate of the all-reduce.
+        """
         larger = next((n for n in (2, 4, 8) if n >= gpus), 8)
-        curve = self._curve("all_reduce", link_key(self.device, larger))
-        assert isinstance(curve, AllReduceCurve)
+        fitted = "all_to_all" if op == "all_to_all" else "all_reduce"
+        curve = self._curve(fitted, link_key(self.device, larger))
+        assert isinstance(curve, AllReduceCurve | AllToAllCurve)
         sent = (gpus - 1) / gpus * message_bytes * (2 if op == "all_reduce" else 1)
         return float(curve.us(sent / self.device.peer_bytes_per_s * 1e6))
 

@@ -95,6 +95,10 @@ class Composition:
     Attributes:
         rows: Pieces by rows of the step.
         sampled: Pieces by sequences that go through the LM head.
+        everyone: Pieces by the rows of all groups of GPUs that attend apart: routed experts. With
+            one group they are among `rows`.
+        exchange: Tokens to their experts, or outputs back, over bytes of one GPU; None with one
+            group.
         absorbed: Pieces by decodes: under latent attention, projections of their queries to the
             latents and of their outputs back.
         projected: Pieces by tokens of the chunks' contexts: under latent attention, projections to
@@ -116,7 +120,7 @@ class Composition:
         collective: Callable[[str], Operator],
         clock: float = 1.0,
     ) -> None:
-        self.model, self.part, self.tp = model, part, layout.tensor
+        self.model, self.part, self.tp = model, part, layout.attention_tensor
         self.stage = part.of(model)
         self.layout, self.load = layout, layout.load(model)
         self._slower = 1 / clock - 1
@@ -125,6 +129,8 @@ class Composition:
         self._collective = collective
         self.heads = model.heads // self.tp
         self.kv_heads = kv_heads_per_gpu(model, self.tp)
+        self.everyone: list[Piece] = []
+        self.exchange: Operator | None = None
         self.rows = self._of_rows()
         self.sampled = self._of_sampled() if part.head else []
         self.absorbed = self._absorbed() if model.latent else []
@@ -133,9 +139,9 @@ class Composition:
 
     def operators(self) -> list[Operator]:
         """All of them."""
-        pieces = [
-            piece.operator for piece in (*self.rows, *self.sampled, *self.absorbed, *self.projected)
-        ]
+        lists = (self.rows, self.sampled, self.everyone, self.absorbed, self.projected)
+        pieces = [piece.operator for pieces in lists for piece in pieces]
+        pieces += [self.exchange] if self.exchange else []
         return [*pieces, self.prefill, self.decode, *([self.mixed] if self.mixed else [])]
 
     # --- by rows
@@ -196,6 +202,8 @@ class Composition:
         if not model.experts:
             return self._mlp(model.intermediate, stage.layers)
         pieces = [self._experts(stage.expert_layers)] if stage.expert_layers else []
+        if self.layout.data_attention > 1:
+            self.everyone, pieces = pieces, []
         if model.shared_intermediate and stage.expert_layers:
             pieces += self._mlp(model.shared_intermediate, stage.expert_layers)
         if stage.dense_layers:
@@ -220,6 +228,23 @@ class Composition:
             partial(self._experts_us, inner),
         )  # fmt: skip
         return Piece(operator, layers, partial(self._touched, experts))
+
+    def exchange_by(self, collective: Callable[[str], Operator]) -> None:
+        """Set how groups of GPUs that attend apart send tokens to each other."""
+        self.exchange = collective("all_to_all")
+
+    def exchanged_bytes(self, rows: float, all_rows: int) -> float:
+        """Bytes of an all-to-all on the GPU that sends or gets most, 16 bits an element.
+
+        Args:
+            rows: Of the busiest group.
+            all_rows: Of all groups. A token is sent once to each GPU with any of its experts.
+        """
+        gpus = self.layout.tensor
+        even = all_rows * self.model.experts_per_token / gpus
+        got = all_rows / gpus * self.load.pairs_on_busiest(all_rows) / even
+        most = max(rows / self.tp, got)
+        return 2.0 * self.model.hidden * most * self.load.gpus_of_a_token()
 
     def _touched(self, experts: int, rows: int) -> tuple[float, ...]:
         """Of the GPU with most to do: tokens that send as many pairs, and the share they touch."""

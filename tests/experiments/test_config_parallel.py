@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ import phasewise
 from experiments import cluster
 from experiments.config import load
 from experiments.json_schema import json_schema
+from kernels_profile.table import Meta, write_meta, write_table
 from policies import POLICIES
 from sim.errors import ConfigError
 
@@ -98,12 +100,6 @@ def test_what_does_not_come_out_even_is_one_line(change: dict[str, Any], message
     assert "\n" not in str(raised.value)
 
 
-def test_groups_that_attend_apart_are_not_composed_from_tables() -> None:
-    step_time = {"model": "profile", "missing": "roofline"}
-    with pytest.raises(ConfigError, match="attend apart are not composed from tables; try step_ti"):
-        built({**APART, "step_time": step_time})
-
-
 def test_editors_know_the_keys() -> None:
     schema = json_schema()
     imbalance = schema["properties"]["expert_imbalance"]
@@ -128,6 +124,23 @@ def test_editors_know_the_keys() -> None:
 )  # fmt: skip
 def test_fast_forward_equals_stepping(policy: str, layout: dict[str, Any]) -> None:
     config = {**BASE, **layout, "policy": policy, "kv.num_blocks": 4000, "check": True}
+    fast, stepped = (phasewise.run(config, fast_forward=on, label="x") for on in (True, False))
+    pd.testing.assert_frame_equal(fast.requests("x"), stepped.requests("x"))
+
+
+@pytest.mark.parametrize("layout", [{"expert_parallel": 8}, APART], ids=["experts", "groups"])
+def test_tables_take_the_same_keys(tmp_path: Path, layout: dict[str, Any]) -> None:
+    write_meta(tmp_path, Meta("h200", "a formula"))
+    rows = [
+        {"op": "all_to_all", "backend": "nccl", "gpus": 8, "bytes": b, "time_us": 20 + b / 1e5}
+        for b in (1e3, 1e9)
+    ]
+    write_table(tmp_path, "collective", rows)
+    step_time = {"model": "profile", "data": str(tmp_path), "missing": "roofline"}
+    config = {**BASE, **layout, "step_time": step_time, "expert_imbalance": {"zipf": 0.2}}
+    notes = " ".join(built(config).notes)
+    assert "experts spread over 8 GPUs" in notes
+    assert "Zipf's law with exponent 0.2" in notes
     fast, stepped = (phasewise.run(config, fast_forward=on, label="x") for on in (True, False))
     pd.testing.assert_frame_equal(fast.requests("x"), stepped.requests("x"))
 

@@ -10,10 +10,12 @@ import pytest
 
 from kernels_profile.analytic import Analytic
 from kernels_profile.graphs import CudaGraphs
+from kernels_profile.grouped import GroupedStepTime, busiest_step
 from kernels_profile.host import HostOverhead
 from kernels_profile.roofline import RooflineStepTime
 from kernels_profile.step_time import ProfiledStepTime
 from kernels_profile.table import DataSet, Meta, write_meta, write_table
+from kernels_profile.usage import Usage
 from sim.errors import ConfigError, ProfileError
 from sim.experts import ExpertLoad
 from sim.model_part import split_layers
@@ -186,3 +188,99 @@ def test_experts_that_do_not_come_out_even_are_refused(tmp_path: Path) -> None:
     data = tables(tmp_path, moe=experts_table(128))
     with pytest.raises(ConfigError, match="expert_parallel: 3 does not divide"):
         profiled(data, QWEN, tensor_parallel=4, expert_parallel=3)
+
+
+# --- groups of GPUs that attend apart
+
+
+def exchange_table(gpus: int = 4) -> list[dict[str, Any]]:
+    """30 us + 1 us for each 10 kB that a GPU holds."""
+    return [
+        {"op": "all_to_all", "backend": "nccl", "gpus": gpus, "bytes": b, "time_us": 30 + b / 1e4}
+        for b in (1e3, 1e6, 1e9)
+    ]
+
+
+def apart(data: DataSet, groups: int = 4, **options: Any) -> ProfiledStepTime:
+    given: dict[str, Any] = {"missing": "roofline", "cuda_graphs": EAGER, "host": HOST, **options}
+    return GroupedStepTime(
+        QWEN, H100, [data], tensor_parallel=4, expert_parallel=4,
+        data_parallel_attention=groups, **given,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def grouped(tmp_path: Path) -> ProfiledStepTime:
+    return apart(tables(tmp_path, moe=experts_table(128), collective=exchange_table()))
+
+
+def test_the_busiest_group_has_the_longest_chunk_and_an_equal_share_of_decodes() -> None:
+    work = StepWork([(50, 0), (300, 40), (60, 7), (70, 1)], 9, 9000, context_spread=81 * 400)
+    part = busiest_step(work, 2)
+    assert list(part.chunks) == [(300, 40)]
+    assert (part.prefill_tokens, part.decode_rows, part.attending_rows) == (300, 5, 5)
+    assert (part.context_tokens, part.context_spread, part.all_rows) == (5000, 25 * 400, 489)
+    assert part.sampled_rows == 7
+    even = busiest_step(StepWork([(50, 0), (40, 0), (30, 0), (20, 0)]), 2)
+    assert sum(tokens for tokens, _ in even.chunks) == 70
+
+
+def test_groups_add_experts_of_all_rows_and_two_exchanges(
+    grouped: ProfiledStepTime, tmp_path: Path
+) -> None:
+    alone = profiled(tables(tmp_path, moe=experts_table(128)), QWEN)
+    work, part = decodes(64, 500), decodes(16, 500)
+    load = ExpertLoad(QWEN, 4)
+    tokens = load.pairs_on_busiest(64) / 8
+    experts = 20 + 3 * load.touched_on_busiest(64) + 0.01 * tokens
+    message = 2 * 2048 * tokens * 4 / 4 * load.gpus_of_a_token()
+    exchanged = 2 * (30 + message / 1e4)
+    without = alone.exact_ns(part) - 48e3 * experts_us(alone, 16)
+    assert grouped.exact_ns(work) == pytest.approx(
+        without + 48e3 * (experts + exchanged), rel=0.002
+    )
+
+
+def test_a_run_of_groups_equals_single_steps_bit_for_bit(grouped: ProfiledStepTime) -> None:
+    for rows, n in ((17, 3), (18, 40), (1, 20)):
+        run = grouped.steps_ns(decodes(rows, 999), n, 0)
+        assert list(run) == [
+            grouped.step_ns(StepWork((), rows, rows * (999 + k)), k) for k in range(n)
+        ]
+
+
+def test_a_whole_prompt_is_on_one_group(grouped: ProfiledStepTime) -> None:
+    one, four = (grouped.exact_ns(StepWork(chunks)) for chunks in ([(4096, 0)], [(1024, 0)] * 4))
+    assert one > 1.5 * four
+
+
+def test_an_exchange_without_a_table_is_named(tmp_path: Path) -> None:
+    data = tables(tmp_path, moe=experts_table(128))
+    assert "collective all_to_all of 4 GPUs" in apart(data).filled
+    with pytest.raises(ProfileError, match="collective all_to_all of 4 GPUs"):
+        apart(data, missing="error")
+
+
+def test_steps_outside_of_the_grid_are_counted_for_experts_of_all_rows(
+    grouped: ProfiledStepTime,
+) -> None:
+    usage = Usage()
+    inside, beyond = StepWork([(1000, 0)] * 4), StepWork([(8000, 0)] * 12)
+    grouped.count(usage, inside, 0, [10])
+    grouped.count(usage, beyond, 10, [20])
+    assert (usage.steps, usage.outside_steps) == (2, 1)
+    assert [name for name, _ in usage.causes] == ["moe 32 experts, 8 a token, 2048 x 768 (bf16)"]
+    strict = apart(grouped.data[0], outside="error")
+    with pytest.raises(ProfileError, match="is outside of the measured grid"):
+        strict.step_ns(beyond, 0)
+
+
+def test_tables_and_roofline_agree_on_groups_where_all_is_filled(tmp_path: Path) -> None:
+    """All operators but one are filled, so that both sum the same curves."""
+    data = tables(tmp_path, collective=exchange_table(8))
+    filled = apart(data)
+    whole = RooflineStepTime(
+        QWEN, H100, tensor_parallel=4, host=HOST, expert_parallel=4, data_parallel_attention=4
+    )
+    for work in (decodes(256, 2000), StepWork([(2000, 0)] * 4)):
+        assert filled.step_ns(work, 0) == pytest.approx(whole.step_ns(work, 0), rel=0.06)
