@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from kernels_profile.profiler.device import find
-from kernels_profile.profiler.effort import Effort
 from kernels_profile.profiler.plan import plan_text
-from kernels_profile.profiler.request import Request, lay_out
+from kernels_profile.profiler.request import Request, effort_on, lay_out
 from sim.errors import ConfigError, ProfileError
 
 
@@ -45,7 +43,7 @@ def run(
     )
     if plan_only:
         found = find(device, plan_only=True)
-        effort = replace(Effort(), l2_bytes=found.l2_bytes)
+        effort = effort_on(found)
         typer.echo(plan_text(lay_out(request, found, effort), found.spec.name, effort))
         return
     from kernels_profile.profiler.run import profile

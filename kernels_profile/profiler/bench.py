@@ -26,11 +26,13 @@ class Bench:
         arena: Memory for them.
         effort: How many sets.
         device: ``cuda``, ``cpu`` or ``meta``.
+        multiprocessors: Of the GPU: into how many parts decode attention splits its contexts.
     """
 
     arena: Arena
     effort: Effort
     device: str
+    multiprocessors: int = 1
 
     def sets(self, point: Point) -> range:
         """Numbers of the sets of inputs of a point."""

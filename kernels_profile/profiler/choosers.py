@@ -49,7 +49,24 @@ def _moe_configs(point: Point) -> Sequence[Any]:
 
 
 def _rotary_configs(point: Point) -> Sequence[Any]:
-    from kernels_profile.kernels.rotary import choose
+    from kernels_profile.kernels import mla_cache, rotary
+
+    module = mla_cache if "kv_lora_rank" in point.sizes else rotary
+    configs: Sequence[Any] = module.choose(point["tokens"])
+    return configs
+
+
+def _latent_decode_configs(point: Point) -> Sequence[Any]:
+    import torch
+
+    from kernels_profile.kernels.mla import capability_of, choose
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return choose(point["heads"], capability_of(device))
+
+
+def _latent_prefill_configs(point: Point) -> Sequence[Any]:
+    from kernels_profile.kernels.mla_prefill import choose
 
     return choose(point["tokens"])
 
@@ -68,6 +85,8 @@ CHOOSERS: Mapping[tuple[str, str], Callable[[Point], Sequence[Any]]] = MappingPr
         ("attention_decode", ""): _decode_configs,
         ("attention_prefill", ""): _prefill_configs,
         ("attention_mixed", ""): _prefill_configs,
+        ("mla_prefill", ""): _latent_prefill_configs,
+        ("mla_decode", ""): _latent_decode_configs,
         ("moe", ""): _moe_configs,
         ("elementwise", "rotary"): _rotary_configs,
         ("elementwise", "silu_mul"): _silu_configs,

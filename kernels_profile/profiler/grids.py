@@ -162,7 +162,7 @@ FULL = Grids(
 """What a profile of a GPU measures."""
 
 TINY = Grids(
-    linear=Grid({"tokens": ((1, 5), (3,), (8,))}),
+    linear=Grid({"tokens": ((1, 5), (3,), ())}),
     prefill=Grid(
         {"batch": ((1,), (), ()), "tokens": ((5,), (3,), ()), "history": ((0, 7), (), ())}
     ),

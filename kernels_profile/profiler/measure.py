@@ -91,7 +91,8 @@ class Measurer:
         import torch
 
         dtype = torch.bfloat16 if device == "cuda" else torch.float16
-        self.bench = Bench(Arena(device, dtype), effort, device)
+        many = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1
+        self.bench = Bench(Arena(device, dtype), effort, device, many)
         self.choices = choices
         self.timer = timer or (CudaTimer(effort) if device == "cuda" else CpuTimer())
         self._quick = timer or (CudaTimer(quick(effort)) if device == "cuda" else CpuTimer(1))

@@ -181,6 +181,8 @@ def _elementwise(shard: Shard, scope: Scope) -> Iterator[Point]:
         "head_dim": model.head_dim,
         "vocab": shard.vocab,
     }
+    if model.latent:
+        sizes |= {"kv_lora_rank": model.kv_lora_rank, "rope_dim": model.qk_rope_head_dim}
     for tier, values in scope.grids.elementwise.points():
         for op, width in shard.elementwise():
             tokens = int(values["tokens"])

@@ -27,6 +27,10 @@ LIBRARY = {("ceilings", None), ("elementwise", "add"), ("elementwise", "embeddin
 """Tables and operators that are torch's own kernels: nothing of ours to compile."""
 
 
+MULTIPROCESSORS = 132
+"""Of an H100 or H200, to compile for without a GPU."""
+
+
 @dataclass(frozen=True)
 class Task:
     """Some launches of one point at one configuration.
@@ -122,8 +126,11 @@ def launches_of(point: Point, config: int, device: str) -> list[Any]:
     """The launches of a point, recorded on the meta device."""
     import torch
 
-    dtype = torch.float16 if device == "cpu-interpreter" else torch.bfloat16
-    bench = Bench(Arena("meta", dtype), replace(Effort(), max_launches=1), "meta")
+    many = MULTIPROCESSORS
+    if device == "cuda":
+        many = torch.cuda.get_device_properties(0).multi_processor_count
+    effort = replace(Effort(), max_launches=1)
+    bench = Bench(Arena("meta", torch.bfloat16), effort, "meta", many)
     configs = candidates(point)
     work = build(point, bench, configs[config] if configs and config >= 0 else None)
     with recorded() as launches:

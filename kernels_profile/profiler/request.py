@@ -67,6 +67,13 @@ class Request:
         return " ".join([*parts, "--out DIR"])
 
 
+def effort_on(found: Found) -> Effort:
+    """How often points are launched on a device; under the interpreter, as seldom as may be."""
+    if found.kind == "cpu":
+        return Effort(graph_us=0, max_launches=2, min_repeats=3, max_repeats=3, capture_us=0)
+    return Effort(l2_bytes=found.l2_bytes)
+
+
 def lay_out(request: Request, found: Found, effort: Effort) -> Plan:
     """The plan for a request on a device.
 

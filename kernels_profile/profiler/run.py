@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from kernels_profile.profiler.device import INTERPRETER, Found, find, need
 from kernels_profile.profiler.effort import Effort
@@ -21,7 +20,7 @@ from kernels_profile.profiler.loop import (
 from kernels_profile.profiler.origin import this_run, write_origin
 from kernels_profile.profiler.points import Point
 from kernels_profile.profiler.progress import Progress, default_progress, span, to_stderr
-from kernels_profile.profiler.request import Request, lay_out
+from kernels_profile.profiler.request import Request, effort_on, lay_out
 from kernels_profile.profiler.store import Store, missing
 from sim.errors import ProfileError
 
@@ -45,7 +44,7 @@ def profile(
     if request.device == "cpu":
         use_interpreter()
     found = find(request.device)
-    effort = replace(Effort(), l2_bytes=found.l2_bytes)
+    effort = effort_on(found)
     plan = lay_out(request, found, effort)
     store = Store(request.out, found.spec.name)
     run = this_run(request.command)

@@ -89,10 +89,11 @@ def run_all(asked: argparse.Namespace, given: Sequence[str]) -> int:
         asked.out.mkdir(parents=True, exist_ok=True)
         (asked.out / LOG).write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
         to_stderr(f"--- {part.name}: {result}")
-    return 0 if all(entry["result"] in ("done", ABSENT) for entry in log) else 1
+    return 0 if all(entry["result"] in ("done", ABSENT, NO_GPU) for entry in log) else 1
 
 
 ABSENT, ABSENT_CODE = "not there: this checkout has no module for it", 64
+NO_GPU, NO_GPU_CODE = "not done: it needs a GPU", 65
 
 
 def _in_process(part: Part, given: Sequence[str]) -> str:
@@ -102,8 +103,8 @@ def _in_process(part: Part, given: Sequence[str]) -> str:
         done = subprocess.run(command, check=False, timeout=part.limit_s + GRACE_S)
     except subprocess.TimeoutExpired:
         return f"ended after {part.limit_s + GRACE_S:.0f} s; what it wrote stays"
-    if done.returncode == ABSENT_CODE:
-        return ABSENT
+    if done.returncode in (ABSENT_CODE, NO_GPU_CODE):
+        return ABSENT if done.returncode == ABSENT_CODE else NO_GPU
     return "done" if done.returncode == 0 else f"failed with exit code {done.returncode}"
 
 
@@ -145,13 +146,13 @@ def profile(asked: argparse.Namespace) -> int:
     spoiled = _spoiled(asked.out)
     if spoiled:
         to_stderr(f"not measured, as a kernel is wrong here: {', '.join(sorted(spoiled))}")
-    tables = [name for name in OPERATORS if name not in spoiled] if spoiled else None
+    tables = [name for name in asked.tables or OPERATORS if name not in spoiled]
     request = Request(
         models=asked.models,
         out=asked.out,
         device=asked.device,
         tensor_parallel=asked.tensor_parallel,
-        tables=tables,
+        tables=tables if spoiled or asked.tables else None,
         budget_s=asked.budget_s,
         processes=asked.processes,
     )
@@ -164,14 +165,18 @@ def steps(asked: argparse.Namespace) -> int:
     """Whole steps of the first model: `kernels_profile.engine.steps.measure`."""
     if importlib.util.find_spec(STEPS) is None:
         return ABSENT_CODE
+    if asked.device == "cpu":
+        return NO_GPU_CODE
     module = importlib.import_module(STEPS)
     tp = asked.tensor_parallel[0]
-    module.measure(asked.out, load_model(asked.models[0]), tp, asked.steps_s)
+    module.measure(asked.out, load_model(asked.models[0]), tp, asked.steps_s, asked.device)
     return 0
 
 
 def replay(asked: argparse.Namespace) -> int:
     """A trace served on the card: `main` of the replay's module, told where and for how long."""
+    if asked.device == "cpu":
+        return NO_GPU_CODE
     for name in REPLAYS:
         if importlib.util.find_spec(name) is None:
             continue
@@ -213,6 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps-s", type=float, default=60.0)
     add("--replay-s", type=float, default=120.0)
     add("--processes", type=int, default=0, help="that compile; 0 for one a core")
+    add("--tables", nargs="+", help="profile only these tables")
     add("--kernels", nargs="+", help="check only these kernels at the start")
     add("--part", choices=("sanity", "profile", "steps", "replay"), help="only this one, here")
     return parser

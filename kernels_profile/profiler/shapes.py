@@ -110,12 +110,20 @@ class Shard:
         }
 
     def elementwise(self) -> list[tuple[str, int]]:
-        """(operator, width) of each element-wise kernel of ours that the model uses."""
+        """(operator, width) of each element-wise kernel of ours that the model uses.
+
+        With latent attention ``rotary`` is what norms and writes the latents too; its width is
+        that of the rotated queries and of what is written.
+        """
         model = self.model
         ops = [("embedding", model.hidden), ("add", model.hidden)]
         if not model.norm_bias:
             ops.append(("rms_norm", model.hidden))
-        if not model.position_rows and not model.embedding_norm:
+        if model.q_lora_rank:
+            ops.append(("rms_norm", model.q_lora_rank))
+        if model.latent:
+            ops.append(("rotary", self.heads * model.qk_rope_head_dim + model.kv_width))
+        elif not model.position_rows and not model.embedding_norm:
             ops.append(("rotary", (self.heads + 2 * self.kv_heads) * model.head_dim))
         if model.qk_norm:
             ops.append(("qk_norm", (self.heads + self.kv_heads) * model.head_dim))

@@ -36,7 +36,7 @@ def block_table(contexts: Sequence[int], seed: int) -> tuple[np.ndarray[Any, Any
 
     What lies beyond a sequence's blocks is 0, and never read.
     """
-    held = [-(-context // BLOCK_TOKENS) for context in contexts]
+    held = [blocks_of(context) for context in contexts]
     order = np.random.default_rng(seed).permutation(sum(held)).astype(np.int32)
     table = np.zeros((len(held), max(held)), np.int32)
     begin = 0
@@ -44,6 +44,11 @@ def block_table(contexts: Sequence[int], seed: int) -> tuple[np.ndarray[Any, Any
         row[:blocks] = order[begin : begin + blocks]
         begin += blocks
     return table, int(sum(held))
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-tokens // BLOCK_TOKENS)
 
 
 def _paged(contexts: Sequence[int], point: Point, bench: Bench, seed: int) -> Paged:
@@ -54,7 +59,7 @@ def _paged(contexts: Sequence[int], point: Point, bench: Bench, seed: int) -> Pa
 
 
 def decodes(point: Point, bench: Bench, config: Any) -> Work:
-    from kernels_profile.kernels.decode_attention import decode_attention
+    from kernels_profile.kernels.decode_attention import choose_splits, decode_attention
 
     contexts = unequal_contexts(point["batch"], int(point["context"]), point["skew"])
     shape = (point["batch"], point["heads"], point["head_dim"])
@@ -62,12 +67,13 @@ def decodes(point: Point, bench: Bench, config: Any) -> Work:
         (bench.arena.take(*shape), _paged(contexts, point, bench, i)) for i in bench.sets(point)
     ]
     scale = point["head_dim"] ** -0.5
+    longest = blocks_of(max(contexts)) * BLOCK_TOKENS
+    splits = choose_splits(point["batch"], point["kv_heads"], longest, bench.multiprocessors)
 
     def run(i: int) -> object:
         q, kv = sets[i]
-        return decode_attention(
-            q, kv.k_cache, kv.v_cache, kv.table, kv.contexts, scale, config=config
-        )
+        caches = kv.k_cache, kv.v_cache, kv.table
+        return decode_attention(q, *caches, kv.contexts, scale, splits, config=config)
 
     return Work(run, len(sets))
 
@@ -104,3 +110,21 @@ def _chunks(
         return prefill_attention(q, *caches, starts, kv.contexts, scale, longest, config=config)
 
     return Work(run, len(sets))
+
+
+def slots_of(tokens: int, bench: Bench) -> Any:
+    """Where the tokens of a sequence go whose blocks lie in random order, (tokens,) int64."""
+    table, _ = block_table([tokens], 0)
+    at = np.arange(tokens)
+    slots = table[0].astype(np.int64)[at // BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS
+    return bench.whole(slots, "int64")
+
+
+def angles(tokens: int, head_dim: int, bench: Bench) -> tuple[Any, Any]:
+    """Cosines and sines, (tokens, head_dim / 2) float32.
+
+    Real ones: q is rotated in place, launch after launch, and must not grow.
+    """
+    rates = 10_000.0 ** -(np.arange(head_dim // 2) / (head_dim // 2))
+    turned = np.arange(tokens)[:, None] * rates
+    return bench.given(np.cos(turned), "float32"), bench.given(np.sin(turned), "float32")

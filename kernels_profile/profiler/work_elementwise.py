@@ -11,7 +11,8 @@ import numpy as np
 from kernels_profile.profiler.bench import BLOCK_TOKENS, EPS, Bench
 from kernels_profile.profiler.points import Point
 from kernels_profile.profiler.timing import Work
-from kernels_profile.profiler.work_attention import block_table
+from kernels_profile.profiler.work_attention import angles, slots_of
+from kernels_profile.profiler.work_latent import latent_write
 
 
 def elementwise(point: Point, bench: Bench, config: Any) -> Work:
@@ -64,10 +65,12 @@ def _rotary(point: Point, bench: Bench, config: Any) -> Work:
     """Each token at its place in one long sequence; its keys go to blocks in random order."""
     from kernels_profile.kernels.rotary import rotary_kv_write
 
+    if "kv_lora_rank" in point.sizes:
+        return latent_write(point, bench, config)
     tokens, sizes = point["tokens"], point.sizes
     head_dim, kv_heads = sizes["head_dim"], sizes["kv_heads"]
-    cos, sin = _angles(tokens, head_dim, bench)
-    positions, slots = bench.whole(np.arange(tokens), "int64"), _slots(tokens, bench)
+    cos, sin = angles(tokens, head_dim, bench)
+    positions, slots = bench.whole(np.arange(tokens), "int64"), slots_of(tokens, bench)
     blocks = -(-tokens // BLOCK_TOKENS)
 
     def one_set() -> tuple[Any, ...]:
@@ -82,24 +85,6 @@ def _rotary(point: Point, bench: Bench, config: Any) -> Work:
         rotary_kv_write(q, k, v, cos, sin, positions, slots, k_cache, v_cache, config=config)
 
     return Work(run, len(sets))
-
-
-def _slots(tokens: int, bench: Bench) -> Any:
-    """Where the tokens of a sequence go whose blocks lie in random order, (tokens,) int64."""
-    table, _ = block_table([tokens], 0)
-    at = np.arange(tokens)
-    slots = table[0].astype(np.int64)[at // BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS
-    return bench.whole(slots, "int64")
-
-
-def _angles(tokens: int, head_dim: int, bench: Bench) -> tuple[Any, Any]:
-    """Cosines and sines, (tokens, head_dim / 2) float32.
-
-    Real ones: q is rotated in place, launch after launch, and must not grow.
-    """
-    rates = 10_000.0 ** -(np.arange(head_dim // 2) / (head_dim // 2))
-    angles = np.arange(tokens)[:, None] * rates
-    return bench.given(np.cos(angles), "float32"), bench.given(np.sin(angles), "float32")
 
 
 def _silu_mul(point: Point, bench: Bench, config: Any) -> Work:

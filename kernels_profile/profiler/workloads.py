@@ -8,6 +8,7 @@ that a kernel reads: weights, keys and values, activations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from kernels_profile.profiler.timing import Work
 from kernels_profile.profiler.work_attention import chunk_and_decodes, chunks, decodes
 from kernels_profile.profiler.work_card import ceilings, overhead
 from kernels_profile.profiler.work_elementwise import elementwise
+from kernels_profile.profiler.work_latent import latent_chunks, latent_decodes
 from kernels_profile.profiler.work_linear import expert_block, linear_layer, per_sequence
 
 Builder = Callable[[Point, Bench, Any], Work]
@@ -31,7 +33,7 @@ def build(point: Point, bench: Bench, config: Any = None) -> Work:
 def taken(point: Point, bench: Bench) -> Mapping[Any, int]:
     """Elements that building a point takes from an arena, by type; nothing is allocated."""
     arena = Arena("meta", bench.arena.dtype)
-    build(point, Bench(arena, bench.effort, "meta"))
+    build(point, replace(bench, arena=arena, device="meta"))
     return arena.used
 
 
@@ -43,6 +45,8 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
         "attention_prefill": chunks,
         "attention_decode": decodes,
         "attention_mixed": chunk_and_decodes,
+        "mla_prefill": latent_chunks,
+        "mla_decode": latent_decodes,
         "elementwise": elementwise,
         "per_sequence": per_sequence,
         "moe": expert_block,
