@@ -193,7 +193,8 @@ class Pool(Strict):
     """Groups of those GPUs, each of which attends its own requests. Tokens are sent to the GPUs of
     their experts, so that `expert_parallel` has to be all GPUs."""
     expert_imbalance: Annotated[ExpertImbalance, BeforeValidator(_even)] = ExpertImbalance()
-    """How uneven a router's choice of experts is: ``even`` or ``{zipf: 0.5}``."""
+    """How uneven a router's choice of experts is: ``even`` or ``{zipf: 0.5}``. Less even loads the
+    busiest GPU more, but fewer experts are read, so that small batches may be quicker."""
     precision: Precision = Precision()
     policy: Named
     """What a replica runs next: a name, or name and options (``phasewise list policies``)."""
