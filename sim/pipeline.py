@@ -88,6 +88,8 @@ class PipelineReplica(Replica):
         super().__init__(env, spec, surroundings, recorder, **options)
         assert isinstance(self.step_time, PipelineStepTime)
         self._models: tuple[StepTimeModel, ...] = self.step_time.stages
+        if not self.step_time.counting:
+            self._notes_to = None
 
     # --- what routers see, and what reaches the replica
 

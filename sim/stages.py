@@ -75,6 +75,7 @@ class PipelineStepTime:
     Attributes:
         models: As given.
         stages: Step-time models of the stages, the transfer into each included.
+        counting: Those of the models that want to hear which of their steps were run.
     """
 
     def __init__(self, models: Sequence[StepTimeModel], link: StageLink) -> None:
@@ -84,6 +85,7 @@ class PipelineStepTime:
         self.models = tuple(models)
         later = [_LaterStage(model, link) for model in models[1:]]
         self.stages: tuple[StepTimeModel, ...] = (models[0], *later)
+        self.counting = [model for model in models if isinstance(model, ReplicaStepTime)]
 
     def step_ns(self, work: StepWork, iteration: int) -> int:
         """See `StepTimeModel.step_ns`."""
@@ -110,13 +112,12 @@ class PipelineStepTime:
         self, work: StepWork, first_iteration: int, start_ns: int, ends_ns: Sequence[int]
     ) -> None:
         """These iterations took place, in every stage."""
-        for model in self.models:
-            if isinstance(model, ReplicaStepTime):
-                model.note(work, first_iteration, start_ns, ends_ns)
+        for model in self.counting:
+            model.note(work, first_iteration, start_ns, ends_ns)
 
     def usage(self) -> Mapping[str, Any] | None:
         """What the stages counted; None if nothing."""
-        counted = [model.usage() for model in self.models if isinstance(model, ReplicaStepTime)]
+        counted = [model.usage() for model in self.counting]
         return {"stages": counted} if counted else None
 
     def describe(self) -> StepTimeOrigin:
