@@ -15,6 +15,7 @@ from kernels_profile.grid import Outside
 from kernels_profile.lookup import Operator
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 FAR_TOKENS = float(2**24)
 """A context longer than any; the last piece of a curve ends there, and goes on as it is."""
 
@@ -32,6 +33,21 @@ class Mark:
     name: str
     outside: Outside
     us: float
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Steps of a run whose decode attention is beyond the grid in one way.
+
+    Attributes:
+        farthest: The farthest of them.
+        steps: Which they are, (n,).
+        ns: Time of decode attention in them, all together.
+    """
+
+    farthest: Outside
+    steps: Bools
+    ns: float
 
 
 class DecodeCurve:
@@ -112,12 +128,43 @@ class DecodeCurve:
         two = low + (pieces(0, contexts + variance / step) - low) * share
         return np.maximum(two, self._pieces(0, contexts))
 
-    def farthest(self, context: float, deviation: float) -> float:
-        """The longest context that the curve is asked for at a mean and a deviation."""
-        if not deviation or len(self.skews) > 1:
-            return context
+    def is_inside(self, first: float, last: float, deviation: float) -> bool:
+        """Whether all mean contexts from `first` to `last` are looked up inside the grid."""
+        if first < self.low or last > self.high:
+            return False
+        if not deviation:
+            return True
+        if len(self.skews) > 1:
+            return deviation / first <= self.skews[-1]
+        # The larger of two contexts that stand for unequal ones is a convex function of the mean.
+        return max(self._larger(first, deviation), self._larger(last, deviation)) <= self.high
+
+    def _larger(self, context: float, deviation: float) -> float:
         step = min(deviation, context - 1)
         return context + deviation * deviation / step if step > 0 else context
+
+    def beyond(self, contexts: Floats, deviation: float) -> list[Beyond]:
+        """In which ways some of these mean contexts, (n,), are looked up beyond the grid."""
+        farthest = contexts
+        if deviation and len(self.skews) == 1:
+            farthest = np.array([self._larger(x, deviation) for x in contexts.tolist()])
+        found = []
+        if contexts[0] < self.low:
+            short = Outside("context", float(contexts[0]), self.low)
+            found.append(self._beyond(short, contexts < self.low, contexts, deviation))
+        if farthest.max() > self.high:
+            long = Outside("context", float(farthest.max()), self.high)
+            found.append(self._beyond(long, farthest > self.high, contexts, deviation))
+        if deviation and len(self.skews) > 1 and deviation / contexts[0] > self.skews[-1]:
+            skewed = Outside("skew", float(deviation / contexts[0]), self.skews[-1])
+            skews = deviation / contexts
+            found.append(self._beyond(skewed, skews > self.skews[-1], contexts, deviation))
+        return found
+
+    def _beyond(
+        self, farthest: Outside, steps: Bools, contexts: Floats, deviation: float
+    ) -> Beyond:
+        return Beyond(farthest, steps, float(self.many(contexts[steps], deviation).sum()))
 
     def _piece(self, row: int, x: float) -> float:
         i = bisect_right(self.knots, x) - 1

@@ -97,12 +97,10 @@ class GroupedStepTime(ProfiledStepTime):
         assert isinstance(work, GroupStep)
         return super()._before_decodes(work) + self._of_everyone(work).ns
 
-    def _marks(self, work: StepWork, n: int) -> tuple[list[tuple[Mark, int]], int, int, float]:
+    def steady_parts(self, work: StepWork) -> list[Summed]:
+        """As of a group, and what all of them share."""
         assert isinstance(work, GroupStep)
-        marks, low, high, filled_ns = super()._marks(work, n)
-        more = self._of_everyone(work)
-        marks += [(mark, n) for mark in more.marks]
-        return marks, low, high, filled_ns + more.filled_ns
+        return [*super().steady_parts(work), self._of_everyone(work)]
 
     def _of_everyone(self, work: GroupStep) -> Summed:
         """Routed experts with the rows of all groups, and what is sent to them and back."""

@@ -12,29 +12,29 @@ counted in the steps that were run, and every summary prints the share of steps 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels_profile.analytic import Analytic
 from kernels_profile.attention import DecodeCurve, Mark, PrefillAttention
-from kernels_profile.composition import NOTHING, Composition, Summed, summed
+from kernels_profile.beyond import count, refuse
+from kernels_profile.composition import NOTHING, Composition, Piece, Summed, summed
 from kernels_profile.graphs import GRAPHS, CudaGraphs
-from kernels_profile.grid import Outside
 from kernels_profile.host import DEFAULT_HOST, HOSTS, HostOverhead
 from kernels_profile.links import FROM_TABLES, Collectives
 from kernels_profile.lookup import Finder
 from kernels_profile.noise import Noise
 from kernels_profile.parallel import ParallelLayout
 from kernels_profile.table import DataSet
-from kernels_profile.usage import Cause, Usage
+from kernels_profile.usage import Usage
 from sim.errors import ConfigError, ProfileError
 from sim.model_part import ModelPart, whole
 from sim.specs import DeviceSpec, ModelSpec
 from sim.step_cost import StepCost
-from sim.step_time import StepTimeOrigin, StepWork
+from sim.step_time import ReplicaStepTime, StepTimeOrigin, StepWork
 
 OutsideRule = Literal["roofline-scaled", "clamp", "error"]
 MissingRule = Literal["error", "roofline"]
@@ -140,6 +140,8 @@ class ProfiledStepTime:
         self._sampled: dict[int, Summed] = {}
         self._absorbed: dict[int, Summed] = {}
         self._curves: dict[int, DecodeCurve] = {}
+        self._last_prefill: StepWork | None = None
+        self._last_us: tuple[float, list[Mark]] = (0.0, [])
 
     # --- the contract of `StepTimeModel`
 
@@ -165,8 +167,10 @@ class ProfiledStepTime:
 
     def for_replica(self, seed: int, replication: int, place: int) -> ReplicaStepTime:
         """The model of one replica: its noise, and counts of its own."""
+        from kernels_profile.replica_step_time import ProfiledReplica
+
         noise = Noise(self.noise_cv, seed, replication, place) if self.noise_cv else None
-        return ReplicaStepTime(self, noise)
+        return ProfiledReplica(self, noise)
 
     def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
         """FLOPs and bytes of memory traffic of one iteration on each GPU, for MFU and MBU."""
@@ -177,11 +181,9 @@ class ProfiledStepTime:
     def exact_ns(self, work: StepWork) -> float:
         """Time of one iteration, ns."""
         before = self._before_decodes(work)
-        rows = work.attending_rows
-        if rows and not (work.chunks and self._one_launch):
-            curve = self._curves.get(rows) or self._new_curve(rows)
-            deviation = math.sqrt(work.context_spread) / rows if work.context_spread else 0.0
-            before = before + curve.at(work.context_tokens / rows, deviation)
+        if self.decodes_apart(work):
+            curve, deviation = self.decode_curve(work)
+            before = before + curve.at(work.context_tokens / work.attending_rows, deviation)
         floor = self._floor(work)
         return before if before >= floor else floor
 
@@ -193,8 +195,7 @@ class ProfiledStepTime:
                 raise ValueError("a run of iterations longer than one has no prefill")
             return [self.exact_ns(work)] * n
         before, floor = self._before_decodes(work), self._floor(work)
-        curve = self._curves.get(rows) or self._new_curve(rows)
-        deviation = math.sqrt(work.context_spread) / rows if work.context_spread else 0.0
+        curve, deviation = self.decode_curve(work)
         first = work.context_tokens
         if n < LIST_RUN:
             contexts = range(first, first + n * rows, rows)
@@ -217,172 +218,93 @@ class ProfiledStepTime:
 
     def _before_decodes(self, work: StepWork) -> float:
         """Everything but the attention of decodes that launches on its own, ns."""
-        chunks, decodes = work.chunks, work.decode_rows
-        rows = work.prefill_tokens + decodes
-        padded = self.graphs.padded(rows, prefill=bool(chunks)) if rows else 0
-        found = self._rows.get(padded)
-        ns = (found or self._rows_of(padded)).ns
+        chunks = work.chunks
+        ns = self.by_rows(work).ns
         if work.sampled_rows:
-            head = self._sampled.get(work.sampled_rows)
-            ns += (head or self._sampled_of(work.sampled_rows)).ns
-        ns += self._host_ns + self._host_request_ns * (decodes + len(chunks))
+            ns += self.by_samples(work).ns
+        ns += self._host_ns + self._host_request_ns * (work.decode_rows + len(chunks))
         if chunks:
-            ns += self._prefill(work)[0] * self._layers_ns
-        return ns + self._latent(work).ns if self.model.latent else ns
+            ns += self.prefill(work)[0] * self.layers_ns
+        return ns + self.latent(work).ns if self.model.latent else ns
 
-    def _latent(self, work: StepWork) -> Summed:
+    # --- what lies beyond the grid
+
+    def count(self, usage: Usage, work: StepWork, start_ns: int, ends_ns: Sequence[int]) -> None:
+        """Add iterations that took place to the counts of a replica: see `beyond.count`."""
+        count(self, usage, work, start_ns, ends_ns)
+
+    def refuse(self, work: StepWork, n: int = 1) -> None:
+        """Refuse iterations that lie outside of the measured grid: see `beyond.refuse`."""
+        refuse(self, work, n)
+
+    # --- the parts of a step
+
+    def steady_parts(self, work: StepWork) -> list[Summed]:
+        """Those that are the same in all iterations of a run."""
+        parts = [self.by_rows(work)]
+        if work.sampled_rows:
+            parts.append(self.by_samples(work))
+        return [*parts, self.latent(work)] if self.model.latent else parts
+
+    def by_rows(self, work: StepWork) -> Summed:
+        """What depends on the rows of a step, padded where they are captured in a graph."""
+        rows = work.prefill_tokens + work.decode_rows
+        if rows:
+            rows = self.graphs.padded(rows, prefill=bool(work.chunks))
+        return self._rows.get(rows) or self._kept(self._rows, rows, self.composed.rows)
+
+    def by_samples(self, work: StepWork) -> Summed:
+        """What depends on the sequences that it samples."""
+        sampled = work.sampled_rows
+        found = self._sampled.get(sampled)
+        return found or self._kept(self._sampled, sampled, self.composed.sampled)
+
+    def latent(self, work: StepWork) -> Summed:
         """What latent attention adds: projections of decodes, and of the contexts of chunks."""
         decodes = work.decode_rows
         found = self._absorbed.get(decodes)
-        if found is None:
-            if len(self._absorbed) >= MEMO:
-                self._absorbed.clear()
-            found = summed(self.composed.absorbed, decodes) if decodes else NOTHING
-            self._absorbed[decodes] = found
+        found = found or self._kept(self._absorbed, decodes, self.composed.absorbed)
         if not work.chunks:
             return found
         seen = work.prefill_tokens + sum(before for _, before in work.chunks)
         return found + summed(self.composed.projected, seen)
 
-    def _prefill(self, work: StepWork) -> tuple[float, list[Mark]]:
+    def _kept(self, memo: dict[int, Summed], rows: int, pieces: list[Piece]) -> Summed:
+        if len(memo) >= MEMO:
+            memo.clear()
+        return memo.setdefault(rows, summed(pieces, rows) if rows else NOTHING)
+
+    def prefill(self, work: StepWork) -> tuple[float, list[Mark]]:
         """Attention of the chunks, with the decodes if both are one launch: us of one layer."""
-        chunks = work.chunks
-        tokens = history = 0
-        for size, before in chunks:
-            tokens += size
-            history += before
-        if self._one_launch and work.attending_rows:
+        if work is not self._last_prefill:
+            self._last_prefill, self._last_us = work, self._prefill(work)
+        return self._last_us
+
+    def _prefill(self, work: StepWork) -> tuple[float, list[Mark]]:
+        chunks, rows = work.chunks, work.attending_rows
+        tokens = sum(size for size, _ in chunks)
+        history = sum(before for _, before in chunks)
+        if rows and self._one_launch:
             return self._attention.with_decodes(
                 len(chunks), tokens, work.prefill_pairs_x2, history,
-                work.attending_rows, work.context_tokens / work.attending_rows,
+                rows, work.context_tokens / rows,
             )  # fmt: skip
         return self._attention.alone(len(chunks), tokens, work.prefill_pairs_x2, history)
 
-    def _rows_of(self, rows: int) -> Summed:
-        if len(self._rows) >= MEMO:
-            self._rows.clear()
-        if not rows:
-            return self._rows.setdefault(0, NOTHING)
-        return self._rows.setdefault(rows, summed(self.composed.rows, rows))
+    def decodes_apart(self, work: StepWork) -> bool:
+        """Whether there are decodes whose attention is a launch of its own."""
+        return work.attending_rows > 0 and not (work.chunks and self._one_launch)
 
-    def _sampled_of(self, sequences: int) -> Summed:
-        if len(self._sampled) >= MEMO:
-            self._sampled.clear()
-        return self._sampled.setdefault(sequences, summed(self.composed.sampled, sequences))
-
-    def _new_curve(self, batch: int) -> DecodeCurve:
-        if len(self._curves) >= MEMO:
-            self._curves.clear()
-        curve = DecodeCurve(self.composed.decode, batch, self.composed.kink, self._layers_ns)
-        return self._curves.setdefault(batch, curve)
-
-    # --- what lies beyond the grid
-
-    def count(self, usage: Usage, work: StepWork, start_ns: int, ends_ns: Sequence[int]) -> None:
-        """Add iterations that took place to the counts of a replica.
-
-        Args:
-            usage: Of the replica.
-            work: Of the first iteration; the contexts of the others grow.
-            start_ns: When it began.
-            ends_ns: End of each.
-        """
-        n = len(ends_ns)
-        marks, low, high, filled_ns = self._marks(work, n)
-        usage.steps += n
-        usage.ns += ends_ns[-1] - start_ns
-        usage.filled_ns += filled_ns * n
-        steady = [mark for mark, steps in marks if steps == n]
-        if steady:
-            usage.outside_steps += n
-            usage.outside_ns += ends_ns[-1] - start_ns
-        elif low or high < n:
-            usage.outside_steps += low + n - high
-            usage.outside_ns += (ends_ns[low - 1] - start_ns if low else 0) + (
-                ends_ns[-1] - ends_ns[high - 1] if low < high < n else 0
-            )
-        for mark, steps in marks:
-            key = (mark.name, mark.outside.axis)
-            usage.causes.setdefault(key, Cause()).add(mark, steps)
-
-    def refuse(self, work: StepWork, n: int = 1) -> None:
-        """Refuse iterations that lie outside of the measured grid.
-
-        Raises:
-            ProfileError: names the operator, what was asked for and what was measured.
-        """
-        marks, *_ = self._marks(work, n)
-        if marks:
-            raise ProfileError(self._refusal(marks[0][0]))
-
-    def _refusal(self, mark: Mark) -> str:
-        outside = mark.outside
-        return (
-            f"profile: {self.device.name} (tensor_parallel {self.tensor_parallel}): {mark.name}: "
-            f"{outside.axis} {outside.value:,.6g} is outside of the measured grid, which ends at "
-            f"{outside.edge:,.6g}; measure more, or scale (outside: roofline-scaled, not strict)"
-        )
-
-    def _marks(self, work: StepWork, n: int) -> tuple[list[tuple[Mark, int]], int, int, float]:
-        """Marks of `n` iterations with the steps they hold for, and where decodes are inside.
-
-        Returns:
-            Marks; of decode attention over contexts, the steps before `low` and from `high` on are
-            outside; ns that was filled in each step.
-        """
-        rows = work.prefill_tokens + work.decode_rows
-        padded = self.graphs.padded(rows, prefill=bool(work.chunks)) if rows else 0
-        by_rows = self._rows.get(padded) or self._rows_of(padded)
-        marks = list(by_rows.marks)
-        filled_ns = by_rows.filled_ns
-        if work.sampled_rows:
-            head = self._sampled.get(work.sampled_rows) or self._sampled_of(work.sampled_rows)
-            marks += head.marks
-            filled_ns += head.filled_ns
-        if self.model.latent:
-            latent = self._latent(work)
-            marks += latent.marks
-            filled_ns += latent.filled_ns
-        low, high = 0, n
-        counted = [(mark, n) for mark in marks]
-        if work.chunks:
-            us, found = self._prefill(work)
-            counted += [(_whole(mark, self.part.layers), n) for mark in found]
-            filled_ns += us * self._layers_ns if self.composed.prefill.filled else 0.0
-        if work.attending_rows and not (work.chunks and self._one_launch):
-            more, low, high, ns = self._decode_marks(work, n)
-            counted += more
-            filled_ns += ns
-        return counted, low, high, filled_ns
-
-    def _decode_marks(
-        self, work: StepWork, n: int
-    ) -> tuple[list[tuple[Mark, int]], int, int, float]:
-        rows = work.attending_rows
-        curve = self._curves.get(rows) or self._new_curve(rows)
-        operator = self.composed.decode
-        deviation = math.sqrt(work.context_spread) / rows if work.context_spread else 0.0
-        first = work.context_tokens / rows
-        ns = curve.at(first, deviation)
-        if operator.filled:
-            return [], 0, n, ns
-        us = ns / 1e3
-        if curve.batch_outside is not None:
-            return [(Mark(operator.name, curve.batch_outside, us), n)], 0, n, 0.0
-        marks: list[tuple[Mark, int]] = []
-        low = min(n, max(0, math.ceil(curve.low - first)))
-        if low:
-            marks.append((Mark(operator.name, Outside("context", first, curve.low), us), low))
-        last = curve.farthest(first + n - 1, deviation)
-        high = n
-        if last > curve.high:
-            reach = last - (first + n - 1)
-            high = max(low, min(n, math.floor(curve.high - reach - first) + 1))
-            marks.append((Mark(operator.name, Outside("context", last, curve.high), us), n - high))
-        if deviation and len(curve.skews) > 1 and deviation / first > curve.skews[-1]:
-            skewed = Outside("skew", deviation / first, curve.skews[-1])
-            return [*marks, (Mark(operator.name, skewed, us), n)], low, high, 0.0
-        return marks, low, high, 0.0
+    def decode_curve(self, work: StepWork) -> tuple[DecodeCurve, float]:
+        """Attention of so many decodes over their mean context, and the contexts' deviation."""
+        rows, spread = work.attending_rows, work.context_spread
+        curve = self._curves.get(rows)
+        if curve is None:
+            if len(self._curves) >= MEMO:
+                self._curves.clear()
+            curve = DecodeCurve(self.composed.decode, rows, self.composed.kink, self.layers_ns)
+            self._curves[rows] = curve
+        return curve, math.sqrt(spread) / rows if spread else 0.0
 
     # --- what it is made of
 
@@ -399,7 +321,7 @@ class ProfiledStepTime:
         if finder.missing and self.missing == "error":
             raise ProfileError(self._lacking(list(dict.fromkeys(finder.missing))))
         self.filled = list(dict.fromkeys(finder.missing))
-        self._layers_ns = self.part.layers * 1e3
+        self.layers_ns = self.part.layers * 1e3
         self._one_launch = self.composed.mixed is not None
         self._attention = PrefillAttention(
             self.composed.prefill, self.composed.prefill_us, self.composed.mixed
@@ -419,67 +341,6 @@ class ProfiledStepTime:
         return float(np.median(known)) if known else 0.0
 
 
-class ReplicaStepTime:
-    """A `ProfiledStepTime` at work on one replica, with its noise; counts the steps that were run.
-
-    Args:
-        shared: What all replicas of a pool look up.
-        noise: Factors of this replica's iterations, or None.
-    """
-
-    asks_spread = True
-
-    def __init__(self, shared: ProfiledStepTime, noise: Noise | None) -> None:
-        self.shared = shared
-        self._noise = noise
-        self._usage = Usage()
-
-    def step_ns(self, work: StepWork, iteration: int) -> int:
-        """Length of one iteration, ns."""
-        ns = self.shared.exact_ns(work)
-        if self._noise is not None:
-            ns *= self._noise.factor(iteration)
-        return max(1, round(ns))
-
-    def steps_ns(
-        self, work: StepWork, n: int, first_iteration: int
-    ) -> list[int] | npt.NDArray[np.int64]:
-        """Lengths of `n` iterations, ns, shape (n,)."""
-        exact = self.shared.exact_many_ns(work, n)
-        if self._noise is None:
-            return rounded(exact)
-        if isinstance(exact, list):
-            factor = self._noise.factor
-            return [
-                max(1, round(ns * factor(i))) for i, ns in enumerate(exact, start=first_iteration)
-            ]
-        return rounded(exact * self._noise.factors(first_iteration, n))
-
-    def describe(self) -> StepTimeOrigin:
-        """As of all replicas."""
-        return self.shared.describe()
-
-    def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
-        """FLOPs and bytes of memory traffic of one iteration on each GPU."""
-        return self.shared.flops_and_bytes(work)
-
-    def note(
-        self, work: StepWork, first_iteration: int, start_ns: int, ends_ns: Sequence[int]
-    ) -> None:
-        """Count iterations that took place.
-
-        Raises:
-            ProfileError: they lie outside of the measured grid, and the config refuses that.
-        """
-        if self.shared.outside == "error":
-            self.shared.refuse(work, len(ends_ns))
-        self.shared.count(self._usage, work, start_ns, ends_ns)
-
-    def usage(self) -> Mapping[str, Any]:
-        """What was counted, as plain values."""
-        return self._usage.plain()
-
-
 def rounded(ns: list[float] | npt.NDArray[np.float64]) -> list[int] | npt.NDArray[np.int64]:
     """Times as whole ns, half to even, at least 1."""
     if isinstance(ns, list):
@@ -487,8 +348,3 @@ def rounded(ns: list[float] | npt.NDArray[np.float64]) -> list[int] | npt.NDArra
     whole_ns = np.rint(ns)
     np.maximum(whole_ns, 1, out=whole_ns)
     return whole_ns.astype(np.int64)
-
-
-def _whole(mark: Mark, layers: int) -> Mark:
-    """A mark of one layer's operator as one of all layers'."""
-    return Mark(mark.name, mark.outside, mark.us * layers)

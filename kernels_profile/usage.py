@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels_profile.attention import Mark
+from kernels_profile.grid import Outside
 
 MOST_CAUSES = 4
 """Causes that a summary names; the others are counted."""
@@ -29,12 +29,6 @@ class Cause:
     ratio: float = 1.0
     value: float = 0.0
     edge: float = 0.0
-
-    def add(self, mark: Mark, steps: int) -> None:
-        """Count `steps` steps with this mark."""
-        self.steps += steps
-        self.operator_ns += mark.us * 1e3 * steps
-        self.reach(mark.outside.ratio, mark.outside.value, mark.outside.edge)
 
     def reach(self, ratio: float, value: float, edge: float) -> None:
         """Note how far it went."""
@@ -61,6 +55,13 @@ class Usage:
     outside_ns: int = 0
     filled_ns: float = 0.0
     causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
+
+    def add(self, name: str, outside: Outside, steps: int, operator_ns: float) -> None:
+        """Count steps in which an operator was beyond its grid, and its time in them."""
+        cause = self.causes.setdefault((name, outside.axis), Cause())
+        cause.steps += steps
+        cause.operator_ns += operator_ns
+        cause.reach(outside.ratio, outside.value, outside.edge)
 
     def plain(self) -> dict[str, Any]:
         """As values that JSON can hold."""
