@@ -95,6 +95,20 @@ def test_groups_that_attend_apart_are_quicker_for_many_decodes_than_for_few(mode
     assert few > many
 
 
+def test_tokens_are_sent_to_their_experts_and_back(monkeypatch):
+    """Even experts, 8 rows on each of 8 GPUs: what the busiest GPU gets sets the pace."""
+    apart = roofline("deepseek-v3", expert_parallel=8, data_parallel_attention=8)
+    work = StepWork((), 64, 64_000)
+    curve, link = apart._fitted["all_to_all"].curve, apart.device.peer_bytes_per_s
+    got = apart._load.pairs_on_busiest(64) / 8  # rows: each sends 8 pairs in all
+    message = 2 * 7168 * got * apart._load.gpus_of_a_token()
+    once = curve.us(7 / 8 * message / link * 1e6)
+    whole = apart.step_ns(work, 0)
+    monkeypatch.setattr(RooflineStepTime, "_exchange_us", lambda self, rows, all_rows: 0.0)
+    without = roofline("deepseek-v3", expert_parallel=8, data_parallel_attention=8)
+    assert whole - without.step_ns(work, 0) == pytest.approx(58 * 2 * once * 1e3, abs=2)
+
+
 def test_latents_are_read_once_by_groups_that_attend_apart():
     together = roofline("deepseek-v3", precision="fp8", expert_parallel=8)
     apart = roofline("deepseek-v3", precision="fp8", expert_parallel=8, data_parallel_attention=8)

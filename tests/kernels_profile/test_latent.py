@@ -89,6 +89,30 @@ def test_decode_attention_comes_near_what_flashmla_states():
     assert moved / context_ns(16) == pytest.approx(3000, rel=0.1)
 
 
+def test_decodes_over_narrow_latents_are_bound_by_compute():
+    """At 8 bits a token of 128 heads takes 484 FLOPs a byte, more than an H100 has."""
+    model = roofline("deepseek-v3", kv_dtype="fp8")
+    prefill = model._fitted["prefill_attention"].curve
+    computed = 61 * 2 * 128 * (576 + 512) / (prefill.e_flop * model.device.bf16_flops) * 1e9
+    assert model._context_ns == pytest.approx(computed)
+
+
+def test_decodes_multiply_their_queries_and_outputs_by_the_projection(monkeypatch):
+    rows = 48
+    curve, h100 = LITE._head, LITE.device
+    expected = 0.0
+    for width in (128, 128):  # of a key without position, and of a value
+        weights = 16 * width * 512
+        moved = 2 * (weights + rows * 16 * (width + 512))
+        us = curve.us(
+            moved / h100.memory_bytes_per_s * 1e6, 2 * rows * weights / h100.bf16_flops * 1e6
+        )
+        expected += 27e3 * us
+    whole = LITE.step_ns(decodes(rows, 300), 0)
+    monkeypatch.setattr(LatentAttention, "absorbed_ns", lambda self, decodes: 0.0)
+    assert whole - LITE.step_ns(decodes(rows, 300), 0) == pytest.approx(expected, abs=1)
+
+
 def test_long_contexts_cost_a_decode_far_less_than_keys_and_values_would():
     """93 % less KV than DeepSeek 67B (its paper); here against as many heads of 128."""
     model = load_model("deepseek-v2-lite")
