@@ -648,8 +648,9 @@ class Replica:
 
     @property
     def at_work(self) -> bool:
-        """Whether something will happen by itself: a step ends, or a policy's timeout."""
-        return bool(self.in_flight) or self._timer_ns != NEVER
+        """Whether something will happen by itself: a step ends, a pass, or a policy's timeout."""
+        passes = self._bell.rung or not self._idle
+        return passes or bool(self.in_flight) or self._timer_ns != NEVER
 
     @property
     def barren(self) -> bool:

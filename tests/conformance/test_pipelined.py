@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,10 +49,9 @@ def test_one_stage_gives_the_very_same_integers(make: object, first: int) -> Non
             assert differences(without, got) == [], (seed, fast_forward)
 
 
-def _pipelined(seed: int) -> Spec:
-    """A conformance workload on replicas of 1 to 4 stages, even or not, and links of all speeds."""
-    rng = random.Random(f"pipelined {seed}")
-    spec = workload(seed)
+def _pipelined(spec: Spec, seed: str) -> Spec:
+    """The workload on replicas of 1 to 4 stages, even or not, and links of all speeds."""
+    rng = random.Random(seed)
     for replica in _replicas(spec):
         whole = replica.pop("step_time", {})
         shares = (1,) if rng.random() < 0.4 else (0, 0.5, 1, 1, 2)
@@ -82,7 +82,7 @@ def test_several_stages_give_the_times_and_decisions_of_the_plain_loop(
     reference = load_reference(shared)
     overlapping = preempting = 0
     for seed in range(first, first + CHUNK):
-        spec = _pipelined(seed)
+        spec = _pipelined(workload(seed), f"pipelined {seed}")
         expected = observe_reference(spec, simulate_pipelines(reference, copy.deepcopy(spec)))
         for fast_forward in (False, True):
             got = _in_order(adapter.observe(spec, fast_forward=fast_forward))
@@ -91,6 +91,22 @@ def test_several_stages_give_the_times_and_decisions_of_the_plain_loop(
         preempting += any(request["preemptions"] for request in expected["requests"])
     assert overlapping >= CHUNK / 4
     assert preempting >= CHUNK / 10
+
+
+@pytest.mark.parametrize("seeds", [range(60), range(60, 120), [626]], ids=["0", "60", "626"])
+def test_orders_routers_and_last_tokens_are_the_same_with_and_without_fast_forward(
+    seeds: Sequence[int],
+) -> None:
+    # 626: a prefill replica recomputes while the decode replica is between two batches.
+    for seed in seeds:
+        spec = _pipelined(_beyond(seed), f"pb {seed}")
+        stepping, fast = (
+            _in_order(adapter.observe(spec, fast_forward=fast)) for fast in (False, True)
+        )
+        assert differences(stepping, fast) == [], seed
+        for request, got in zip(spec["requests"], stepping["requests"], strict=True):
+            tokens = 0 if got["status"] == "rejected" else request["output_tokens"]
+            assert len(got["token_times_ns"]) == tokens, (seed, got)
 
 
 def _overlaps(entries: list[list[int]]) -> bool:
