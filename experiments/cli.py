@@ -14,6 +14,7 @@ import typer
 
 from experiments.guard import FAILED, guarded
 from experiments.profile_cli import profile_app
+from experiments.validate_cli import validate
 from experiments.version import __version__
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ trace_app = typer.Typer(
 )
 app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
+app.command()(validate)
 
 Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
 Settings = Annotated[

@@ -125,16 +125,41 @@ def plot(
             drawn[key] = lines
         else:
             notes.append(f"{METRICS[key].title}: no request has a value, so there is no figure.")
+    plotted = write(drawn, out, sizes, x_scale, formats, browser=browser)
+    return Plotted(plotted.files, (*notes, *plotted.notes))
+
+
+def write(
+    drawn: dict[str, list[Line]],
+    out: Path,
+    style: Style,
+    x_scale: XScale,
+    formats: Sequence[str],
+    *,
+    about: str = "",
+    browser: Path | None = None,
+) -> Plotted:
+    """Write figures whose curves are known, as `plot` does.
+
+    Args:
+        drawn: Curves of each metric of `CDFS` that has some.
+        out: Folder, which is there.
+        style: Of the images.
+        x_scale: Of the latency axis.
+        formats: Of `FORMATS`.
+        about: A sentence above the page's figures, as plain text.
+        browser: As for `plot`.
+    """
     written = [_write_csv(out / f"{key}_cdf.csv", key, lines) for key, lines in drawn.items()]
     if "html" in formats:
-        written.append(_write_page(out / "figures.html", drawn, x_scale))
+        written.append(_write_page(out / "figures.html", drawn, x_scale, about))
     wanted = [name for name in IMAGES if name in formats]
+    note = ""
     if wanted and drawn:
-        figures = {key: figure(key, lines, sizes, x_scale) for key, lines in drawn.items()}
+        figures = {key: figure(key, lines, style, x_scale) for key, lines in drawn.items()}
         images, note = _write_images(figures, out, wanted, browser)
         written += images
-        notes += [note] if note else []
-    return Plotted(tuple(written), tuple(notes))
+    return Plotted(tuple(written), (note,) if note else ())
 
 
 def _style(name: str, width_mm: float | None) -> Style:
@@ -480,7 +505,7 @@ def _font_face() -> str:
     return f"@font-face {{ font-family: '{FONT}'; src: {source}; }}"
 
 
-def _write_page(path: Path, drawn: dict[str, list[Line]], x_scale: XScale) -> Path:
+def _write_page(path: Path, drawn: dict[str, list[Line]], x_scale: XScale, about: str = "") -> Path:
     """All figures on one page that needs nothing else: plotly.js and the font are in it."""
     from plotly.io import to_html
     from plotly.offline import get_plotlyjs
@@ -504,7 +529,7 @@ def _write_page(path: Path, drawn: dict[str, list[Line]], x_scale: XScale) -> Pa
             stack=FONT_STACK,
             width=round(SCREEN.width_px),
             plotlyjs=get_plotlyjs(),
-            about=_ABOUT,
+            about=f"{html.escape(about)} {_ABOUT}".strip(),
             sections="\n".join(sections),
         ),
         encoding="utf-8",
