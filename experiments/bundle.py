@@ -527,7 +527,13 @@ def _read_index(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _replica(entry: Mapping[str, Any]) -> ReplicaInfo:
-    return ReplicaInfo(**{**entry, "step_time": StepTimeOrigin(**entry["step_time"])})
+    return ReplicaInfo(
+        **{
+            **entry,
+            "step_time": StepTimeOrigin(**entry["step_time"]),
+            "stage_busy_ns": tuple(entry.get("stage_busy_ns", ())),
+        }
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

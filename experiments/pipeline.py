@@ -10,7 +10,9 @@ from experiments.explain import placed
 from experiments.schema import Pool, StageLink
 from sim import stages as staged
 from sim.errors import ConfigError
+from sim.metrics import run_span_ns
 from sim.model_part import ModelPart, split_layers
+from sim.records import SimulationResult
 from sim.specs import DeviceSpec, ModelSpec
 from sim.step_time import StepTimeModel
 
@@ -86,3 +88,22 @@ def notes(
         f"{link.bytes_per_token:,} bytes a token move at {link.bandwidth_bytes_per_s / 1e9:g} GB/s "
         f"({origin}) after {link.latency_s * 1e6:g} us; moves do not contend for links."
     ]
+
+
+def bubbles(result: SimulationResult) -> list[str]:
+    """How much of the run each stage was idle, or waited for the next one; a sentence a pool."""
+    start_ns, end_ns = run_span_ns(result.requests, result.end_ns)
+    busy: dict[str, list[tuple[int, ...]]] = {}
+    for replica in result.replicas:
+        if replica.stage_busy_ns:
+            busy.setdefault(replica.pool, []).append(replica.stage_busy_ns)
+    notes = []
+    for pool, replicas in busy.items():
+        span_ns = max(1, end_ns - start_ns) * len(replicas)
+        idle = [1 - sum(stage) / span_ns for stage in zip(*replicas, strict=True)]
+        shares = ", ".join(f"{share:.1%}" for share in idle)
+        notes.append(
+            f"pipeline stages of pool {pool}, first to last, did nothing for {shares} of the run: "
+            "bubbles, and waiting for requests (steps.parquet has each)."
+        )
+    return notes

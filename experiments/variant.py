@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import cluster, hashes
+from experiments import cluster, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.schema import Experiment
 from experiments.step_times import table_files
@@ -141,6 +141,7 @@ def run_variant(
         progress(result.end_ns, len(result.requests["index"]), len(workload.trace))
     simulated = time.perf_counter()
     notes = [*experiment.notes, *workload.notes, *built.notes, *_beyond_tables(result.replicas)]
+    notes += pipeline.bubbles(result)
     bundle = _bundle(experiment, folder, workload, result, windows)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])

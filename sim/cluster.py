@@ -468,6 +468,7 @@ class LiveCluster:
                 decode_tokens=replica.decode_tokens,
                 step_time=replica.step_time.describe(),
                 step_time_usage=replica.step_time_usage,
+                stage_busy_ns=tuple(replica.stage_busy_ns),
             )
             for replica in self.replicas
         ]

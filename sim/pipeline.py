@@ -88,6 +88,7 @@ class PipelineReplica(Replica):
         super().__init__(env, spec, surroundings, recorder, **options)
         assert isinstance(self.step_time, PipelineStepTime)
         self._models: tuple[StepTimeModel, ...] = self.step_time.stages
+        self.stage_busy_ns = [0] * len(self._models)
         if not self.step_time.counting:
             self._notes_to = None
 
@@ -361,18 +362,21 @@ class PipelineReplica(Replica):
         """Rows are written stage by stage, when a batch leaves one."""
 
     def _log_stage(self, ride: _Ride, now: int) -> None:
+        busy = ride.ready_ns - ride.entered_ns
+        self.stage_busy_ns[ride.stage] += busy
         if self._keeps_steps:
-            self._log(ride, 1, ride.stage, ride.entered_ns, now, ride.ready_ns - ride.entered_ns)
+            self._log(ride, 1, ride.stage, ride.entered_ns, now, busy)
 
     def _log_run(self, ride: _Ride, n: int) -> None:
         """One row of each stage for the first `n` iterations of a run."""
-        if not self._keeps_steps:
-            return
         start = ride.flight.start_ns
         end = ride.flight.ends_ns[n - 1] - sum(of_stage[n - 1] for of_stage in ride.lengths)
         for stage, of_stage in enumerate(ride.lengths):
+            busy = sum(of_stage[:n])
+            self.stage_busy_ns[stage] += busy
             end += of_stage[n - 1]
-            self._log(ride, n, stage, start, end, sum(of_stage[:n]))
+            if self._keeps_steps:
+                self._log(ride, n, stage, start, end, busy)
             start += of_stage[0]
 
     def _log(self, ride: _Ride, n: int, stage: int, start: int, end: int, busy: int) -> None:

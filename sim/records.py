@@ -181,6 +181,8 @@ class ReplicaInfo:
         decode_tokens: Decode rows computed.
         step_time: Origin of its step times.
         step_time_usage: What its step-time model counted (`ReplicaStepTime.usage`), or None.
+        stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
+            empty without a pipeline.
     """
 
     name: str
@@ -195,6 +197,7 @@ class ReplicaInfo:
     decode_tokens: int
     step_time: StepTimeOrigin
     step_time_usage: Mapping[str, Any] | None = None
+    stage_busy_ns: tuple[int, ...] = ()
 
 
 class Recorder:

@@ -95,6 +95,8 @@ class Replica:
         lives: The truth about each request that is here.
         held_for_transfer: Blocks of requests that have left and whose KV is not yet fetched.
         step_time: Length of iterations: the spec's model, bound to this replica.
+        stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
+            empty without a pipeline.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Replica:
         )
         self._keep_log(self.state.group, recorder)
         self.lives: dict[Request, Lifetime] = {}
+        self.stage_busy_ns: list[int] = []
         self.held_for_transfer = self.outstanding = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []

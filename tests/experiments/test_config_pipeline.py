@@ -131,6 +131,9 @@ def test_a_pipeline_runs_from_a_config_and_its_resolved_form_runs_again(tmp_path
     busy = [int(first.steps["busy_ns"][first.steps["stage"] == s].sum()) for s in (1, 2)]
     assert busy[0] < busy[1] <= first.end_ns
     assert first.summary["gpus"] == 8
+    assert list(first.replicas[0].stage_busy_ns) == busy
+    (said,) = [note for note in first.notes if "did nothing for" in note]
+    assert said.startswith("pipeline stages of pool replica, first to last, did nothing for ")
     path = tmp_path / "again.yaml"
     path.write_text(dump_config(first.config))
     again = load(path)

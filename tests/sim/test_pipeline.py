@@ -209,6 +209,9 @@ def test_more_batches_than_stages_keep_every_stage_busy() -> None:
         mine = result.steps["stage"] == stage
         assert result.steps["busy_ns"][mine].sum() > 0.97 * result.end_ns
     assert result.replicas[0].busy_ns == result.end_ns
+    assert result.replicas[0].stage_busy_ns == tuple(
+        result.steps["busy_ns"][result.steps["stage"] == stage].sum() for stage in (1, 2, 3)
+    )
 
 
 @pytest.mark.parametrize(("slow", "groups"), [(0, 4), (1, 3), (2, 3)])
@@ -253,6 +256,7 @@ def test_a_run_of_iterations_has_one_row_of_each_stage() -> None:
     assert result.steps["start_ns"][runs].tolist() == [30_000, 40_000]
     assert result.steps["end_ns"][runs].tolist() == [280_000, 300_000]
     assert result.steps["busy_ns"][runs].tolist() == [90_000, 180_000]
+    assert result.replicas[0].stage_busy_ns == (100_000, 200_000)
 
 
 def test_a_run_stopped_in_mid_air_keeps_the_tokens_so_far() -> None:
