@@ -36,6 +36,11 @@ MODULES = (
     "decode_attention",
     "activation",
     "sampling",
+    "moe_routing",
+    "moe",
+    "mla",
+    "mla_prefill",
+    "mla_cache",
 )
 """Kernel modules, in the order of the table; each has `compile_cases() -> list[CompileCase]`."""
 
