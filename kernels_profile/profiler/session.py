@@ -11,13 +11,15 @@ valid. Needs torch, triton, numpy and PyYAML, and for the replay simpy; no netwo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
-import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,12 +29,13 @@ from kernels_profile.profiler.request import Request
 from sim.errors import PhasewiseError
 from sim.specs import load_model
 
-GRACE_S = 45.0
-"""What a part may take beyond its time: loading torch, a last point, writing."""
+GRACE_S = 60.0
+"""What a part may take beyond its time: loading torch and weights, a last point, writing."""
 
+OURS = "kernels_profile.profiler.session"
 STEPS = "kernels_profile.engine.steps"
-REPLAYS = ("kernels_profile.engine.replay", "experiments.replay")
-"""Modules of the parts that are not the profiler's; a part whose module is absent is said to be."""
+REPLAY = "experiments.replay"
+"""Started as a command of its own, never imported: nothing below `experiments` may."""
 
 LOG = "session.json"
 
@@ -44,22 +47,37 @@ class Part:
     Attributes:
         name: As in the log.
         limit_s: Its time.
-        run: What it does in its process; returns an exit code.
+        module: Run by ``python -m`` in a process of its own.
+        arguments: Its command line.
+        needs_gpu: The interpreter is too slow for it.
     """
 
     name: str
     limit_s: float
-    run: Callable[[argparse.Namespace], int]
+    module: str
+    arguments: tuple[str, ...]
+    needs_gpu: bool = False
+
+    @property
+    def command(self) -> list[str]:
+        """What is run."""
+        return [sys.executable, "-m", self.module, *self.arguments]
 
 
-def parts(asked: argparse.Namespace) -> list[Part]:
-    """The parts in their order."""
-    return [
-        Part("sanity", asked.sanity_s, sanity),
-        Part("profile", asked.budget_s, profile),
-        Part("steps", asked.steps_s, steps),
-        Part("replay", asked.replay_s, replay),
+def parts(asked: argparse.Namespace, given: Sequence[str]) -> list[Part]:
+    """The parts in their order; `given` is the session's own command line."""
+    times = {"sanity": asked.sanity_s, "profile": asked.budget_s, "steps": asked.steps_s}
+    ours = [
+        Part(name, limit_s, OURS, (*given, "--part", name), needs_gpu=name == "steps")
+        for name, limit_s in times.items()
     ]
+    replay = [
+        *("--out", str(asked.out / "replay"), "--tables", str(asked.out)),
+        *("--model", asked.models[0], "--device", asked.device),
+        *("--tensor-parallel", str(asked.tensor_parallel[0])),
+        *("--duration-s", f"{asked.replay_s:g}"),
+    ]
+    return [*ours, Part("replay", asked.replay_s, REPLAY, tuple(replay), needs_gpu=True)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(given)
     try:
         if asked.part:
-            return next(part for part in parts(asked) if part.name == asked.part).run(asked)
+            return {"sanity": sanity, "profile": profile, "steps": steps}[asked.part](asked)
         _check(asked)
         return run_all(asked, given)
     except PhasewiseError as error:
@@ -79,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_all(asked: argparse.Namespace, given: Sequence[str]) -> int:
     """Each part in a process of its own; the log is written after each."""
     log: list[dict[str, object]] = []
-    for part in parts(asked):
+    for part in parts(asked, given):
         to_stderr(f"--- {part.name}: at most {part.limit_s:.0f} s")
         begun = time.monotonic()
-        result = _in_process(part, given)
+        result = NO_GPU if part.needs_gpu and asked.device == "cpu" else run_part(part)
         log.append(
             {"part": part.name, "result": result, "seconds": round(time.monotonic() - begun, 1)}
         )
@@ -92,20 +110,31 @@ def run_all(asked: argparse.Namespace, given: Sequence[str]) -> int:
     return 0 if all(entry["result"] in ("done", ABSENT, NO_GPU) for entry in log) else 1
 
 
-ABSENT, ABSENT_CODE = "not there: this checkout has no module for it", 64
-NO_GPU, NO_GPU_CODE = "not done: it needs a GPU", 65
+ABSENT = "not there: this checkout has no module for it"
+NO_GPU = "not done: it needs a GPU"
 
 
-def _in_process(part: Part, given: Sequence[str]) -> str:
-    command = [sys.executable, "-m", "kernels_profile.profiler.session", *given]
-    command += ["--part", part.name]
+def run_part(part: Part) -> str:
+    """Run a part and the processes that it starts until its time is over; says how it ended."""
+    if not is_there(part.module):
+        return ABSENT
+    limit_s = part.limit_s + GRACE_S
+    process = subprocess.Popen(part.command, start_new_session=True)
     try:
-        done = subprocess.run(command, check=False, timeout=part.limit_s + GRACE_S)
+        code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        return f"ended after {part.limit_s + GRACE_S:.0f} s; what it wrote stays"
-    if done.returncode in (ABSENT_CODE, NO_GPU_CODE):
-        return ABSENT if done.returncode == ABSENT_CODE else NO_GPU
-    return "done" if done.returncode == 0 else f"failed with exit code {done.returncode}"
+        return f"ended after {limit_s:.0f} s; what it wrote stays"
+    finally:  # on an interrupt, too
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return "done" if code == 0 else f"failed with exit code {code}"
+
+
+def is_there(module: str) -> bool:
+    """Whether a module can be found beside this package, without importing what holds it."""
+    path = Path(__file__).resolve().parents[2].joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file()
 
 
 def sanity(asked: argparse.Namespace) -> int:
@@ -163,29 +192,13 @@ def profile(asked: argparse.Namespace) -> int:
 
 def steps(asked: argparse.Namespace) -> int:
     """Whole steps of the first model: `kernels_profile.engine.steps.measure`."""
-    if importlib.util.find_spec(STEPS) is None:
-        return ABSENT_CODE
-    if asked.device == "cpu":
-        return NO_GPU_CODE
     module = importlib.import_module(STEPS)
     tp = asked.tensor_parallel[0]
-    module.measure(asked.out, load_model(asked.models[0]), tp, asked.steps_s, asked.device)
-    return 0
-
-
-def replay(asked: argparse.Namespace) -> int:
-    """A trace served on the card: `main` of the replay's module, told where and for how long."""
-    if asked.device == "cpu":
-        return NO_GPU_CODE
-    for name in REPLAYS:
-        if importlib.util.find_spec(name) is None:
-            continue
-        main = getattr(importlib.import_module(name), "main", None)
-        if main is not None:
-            said = ["--out", str(asked.out / "replay"), "--model", asked.models[0]]
-            said += ["--tables", str(asked.out), "--duration-s", f"{asked.replay_s:g}"]
-            return int(main(said) or 0)
-    return ABSENT_CODE
+    written = module.measure(
+        asked.out, load_model(asked.models[0]), tp, asked.steps_s, asked.device
+    )
+    to_stderr(f"{len(written)} whole steps measured")
+    return 0 if written else 1
 
 
 def _spoiled(out: Path) -> set[str]:
@@ -195,8 +208,9 @@ def _spoiled(out: Path) -> set[str]:
 
 def _check(asked: argparse.Namespace) -> None:
     """Refuse what no part could run with, before any starts."""
-    from kernels_profile.profiler.request import shards_of
+    from kernels_profile.profiler.request import check_tables, shards_of
 
+    check_tables(asked.tables)
     interpreted = asked.device == "cpu"
     shards_of(Request(asked.models, asked.out, tensor_parallel=asked.tensor_parallel), interpreted)
     if not interpreted:
@@ -220,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--processes", type=int, default=0, help="that compile; 0 for one a core")
     add("--tables", nargs="+", help="profile only these tables")
     add("--kernels", nargs="+", help="check only these kernels at the start")
-    add("--part", choices=("sanity", "profile", "steps", "replay"), help="only this one, here")
+    add("--part", choices=("sanity", "profile", "steps"), help="only this one, here")
     return parser
 
 
