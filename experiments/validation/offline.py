@@ -47,21 +47,21 @@ def run(outcome: Outcome, config: Mapping[str, Any], measured: Path) -> None:
     servers: dict[str, Server] = {}
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows.chosen(said, measured).to_dict("records"):
-        served = [
-            _serve(outcome, config, {**said, **other}, row, servers)
-            for other in (said.get("policies") or [{}])
-        ]
+        if "fits_in" in said and not _fits(said, row):
+            continue
+        served = _serve(outcome, config, said, row, servers)
+        other = None
+        if "also" in said:
+            other = _serve(outcome, config, {**said, **said["also"]}, row, servers)
+        name = rows.label(row, said["label"])
+        group = str(row[said["group"]]) if "group" in said else ""
         for metric, column in said["measured"].items():
-            real = float(rows.value(column, row))
-            simulated = METRICS[metric](served[0])
-            group = str(row[said["group"]]) if "group" in said else ""
-            name = rows.label(row, said["label"])
+            real, simulated = float(rows.value(column, row)), METRICS[metric](served)
             outcome.add(metric, real, simulated, row=name, group=group)
             found.setdefault(metric, []).append((real, simulated))
-            for other in served[1:]:
-                differ = METRICS[metric](other) / simulated - 1
-                outcome.add(f"{metric} by the other policy", simulated, METRICS[metric](other),
-                            row=name, group="policies", distance=differ)  # fmt: skip
+            if other is not None:
+                outcome.add(f"{metric} under both policies", simulated, METRICS[metric](other),
+                            row=name, group="policies")  # fmt: skip
     for metric, pairs in found.items():
         title = f"{outcome.case.title}: {metric} of {len(pairs)} rows"
         real, simulated = np.array(pairs).T
@@ -76,12 +76,36 @@ def _serve(
     servers: dict[str, Server],
 ) -> Served:
     server, policy = rows.settings(said, row)
+    policy = {**said.get("policy", {}), **policy}
     key = repr(sorted(server.items()))
     if key not in servers:
         servers[key] = Server(rows.laid_over(config, server))
         for note in servers[key].notes:
             outcome.note(note)
     return servers[key].run(_source(said, row), policy)
+
+
+def _fits(said: Mapping[str, Any], row: rows.Row) -> bool:
+    """Whether all requests of a row have room at once on a smaller device, beside the weights."""
+    from sim.errors import ConfigError
+    from sim.specs import kv_blocks, load_device, load_model
+
+    wanted = said["fits_in"]
+    try:
+        blocks, _ = kv_blocks(
+            load_model(str(row[wanted["model"]])),
+            load_device(wanted["device"]),
+            precision="fp16",
+            kv_dtype="fp16",
+            tp=int(row[wanted["gpus"]]),
+            gpu_memory_utilization=wanted["gpu_memory_utilization"],
+            block_tokens=16,
+            reserve_bytes=0,
+        )
+    except ConfigError:  # the weights alone do not fit
+        return False
+    tokens = rows.value(said["prompt_tokens"], row) + rows.value(said["output_tokens"], row)
+    return rows.value(said["requests"], row) * -(-tokens // 16) <= blocks
 
 
 def _source(said: Mapping[str, Any], row: rows.Row) -> TraceSource:

@@ -65,7 +65,7 @@ class Server:
 
         Args:
             source: What arrives.
-            policy: Options of the policy that differ from the config's.
+            policy: Options of the policy that differ from the config's; with a name, another one.
             seed: Of routers and noise.
         """
         result = simulate(
@@ -79,7 +79,8 @@ class Server:
     def _with_policy(self, options: Mapping[str, Any]) -> Cluster:
         pool = self.experiment.pools.colocated
         assert pool is not None
-        changed: Pool = pool.model_copy(update={"policy": {**pool.policy, **options}})
+        whole = options if "name" in options else {**pool.policy, **options}
+        changed: Pool = pool.model_copy(update={"policy": dict(whole)})
         policy = parts.policy(changed, "policy", self.folder)
         entry = self._cluster.entry
         replicas = [replace(spec, policy=policy) for spec in entry.replicas]
