@@ -110,24 +110,26 @@ def profile(
 
     own = {key: value for key, value in chosen.items() if key != "host"}
     said: ProfileOptions = options.build(ProfileOptions, own, "profile", where)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {
+        "cuda_graphs": _graphs(said.cuda_graphs, f"{where}.cuda_graphs"),
+        "noise_cv": _noise_cv(said.noise, f"{where}.noise"),
+        "collectives": _collectives(said.collectives, f"{where}.collectives"),
+    }
     if "host" in chosen:
         more["host"] = host(chosen["host"], f"{where}.host")
+    sets = _data_sets(said.data, device, f"{where}.data", folder)
     kind = GroupedStepTime if pool.data_parallel_attention > 1 else ProfiledStepTime
     try:
         return kind(
             model,
             device,
-            _data_sets(said.data, device, f"{where}.data", folder),
+            sets,
             precision=pool.precision.weights,
             kv_dtype=pool.precision.kv,
             tensor_parallel=pool.tensor_parallel,
             outside=said.outside,
             missing=said.missing,
             strict=said.strict,
-            cuda_graphs=_graphs(said.cuda_graphs, f"{where}.cuda_graphs"),
-            noise_cv=_noise_cv(said.noise, f"{where}.noise"),
-            collectives=_collectives(said.collectives, f"{where}.collectives"),
             sustained_clock=said.sustained_clock,
             expert_parallel=pool.expert_parallel,
             imbalance=pool.expert_imbalance.zipf,
