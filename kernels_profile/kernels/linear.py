@@ -305,5 +305,5 @@ def _cases(config: LinearConfig, dtype: torch.dtype, first: int) -> list[Compile
     matrix = "native" if config.block_m >= 64 else "any"
     about = f"{'fp8' if fp8 else 'bf16'} n={n} k={k}"
     launches = plan_linear(x, w, out, config, (scale, scale) if fp8 else None)
-    kinds = (matrix, "")  # the sum of parts has no product
-    return [CompileCase(*of, first) for of in zip(launches, (about, about), kinds, strict=False)]
+    kinds, abouts = (matrix, ""), (about, f"fp32 parts={config.split_k}")
+    return [CompileCase(*of, first) for of in zip(launches, abouts, kinds, strict=False)]

@@ -30,11 +30,12 @@ class PrefillConfig(Config):
 
 CONFIGS = (
     PrefillConfig(8, 5, 128, 64),
-    PrefillConfig(8, 3, 128, 64),
+    PrefillConfig(8, 2, 128, 64),
     PrefillConfig(4, 3, 64, 32),
 )
-"""As keys are found through the block table, s stages keep (s - 1) / 2 tiles on their way. Tiles of
-128 by 128 would do on sm_90, but spill registers on sm_80."""
+"""As keys are found through the block table, five stages keep two tiles on their way, three keep
+one, two keep one and wait for the table. Tiles of 128 by 128 would do on sm_90, but spill registers
+on sm_80."""
 SHORT_TOKENS = 64
 """Chunks up to this long would leave half of the larger tile empty."""
 
