@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from experiments.config import Plan
     from experiments.results import Results
+    from experiments.validation.measured import Measurement
+    from experiments.validation.own import ServerComparison
 
 PACKAGES = ("sim", "policies", "traces", "kernels_profile", "experiments")
 """Our folders beside this file. Their names are common, so another package may stand before one."""
@@ -73,6 +75,30 @@ def read(folder: str | Path) -> Results:
     from experiments.results import read as read_results
 
     return read_results(folder)
+
+
+def compare_with_server(
+    config: str | Path | Mapping[str, Any],
+    measured: str | Path | Measurement,
+    **options: Any,
+) -> ServerComparison:
+    """Simulate a config on the requests that a real server served, and compare the latencies.
+
+    Args:
+        config: As for `load`; its workload is replaced by the measured requests.
+        measured: A file of ``vllm bench serve --save-result --save-detailed``, of SGLang or AIPerf,
+            or a CSV.
+        **options: ``fit_host=True`` fits the host's two constants; ``variant``, ``format``,
+            ``columns``, ``run``, ``concurrency``: see
+            `experiments.validation.own.compare_with_server`.
+
+    Raises:
+        sim.errors.ConfigError: One line: what is wrong with the config or the file.
+    """
+    check_shadowing()
+    from experiments.validation.own import compare_with_server as compare
+
+    return compare(config, measured, **options)
 
 
 def metrics(results: Results) -> pd.DataFrame:

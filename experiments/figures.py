@@ -39,6 +39,8 @@ FORMATS = ("html", *IMAGES)
 _SHOWN_IN_MS = ("tpot", "itl", "normalised_latency")
 _GREY = "#777777"
 _PNG_DPI = 300
+_NARROW_DECADES = 0.7
+"""A logarithmic axis that spans less has one label, or none, at 1, 2 and 5."""
 _LEGEND_GAPS_PX = 24
 """What plotly leaves free around one entry of a legend."""
 _TEXT_WIDTH = 0.54
@@ -441,7 +443,7 @@ def _title(text: str, style: Style) -> dict[str, Any]:
 
 
 def _set_log_range(fig: go.Figure, lines: Sequence[Line], scale: float) -> None:
-    """Decades, and 2 and 5 between them where there are few."""
+    """Decades, 2 and 5 between them where there are few, or round values within less than one."""
     positive = [scale * x for line in lines if line.curve for x in line.curve.x[[0, -1]] if x > 0]
     if not positive:
         return
@@ -452,6 +454,17 @@ def _set_log_range(fig: go.Figure, lines: Sequence[Line], scale: float) -> None:
         dtick="D2" if high - low < 2 else 1,
         minor={"dtick": "D1", "ticks": "outside", "ticklen": 2},
     )
+    if high - low < _NARROW_DECADES:
+        edges = 10 ** (low - margin), 10 ** (high + margin)
+        fig.update_xaxes(tickvals=_round_values(*edges), dtick=None)
+
+
+def _round_values(least: float, most: float) -> list[float]:
+    """Four to nine multiples of a 1, 2 or 5 with zeros, between two values."""
+    steps = [k * 10**e for e in range(-12, 13) for k in (1, 2, 5)]
+    step = max(each for each in steps if (most - least) / each >= 4)
+    first, last = math.ceil(least / step), math.floor(most / step)
+    return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
 
 
 def _mark_percentiles(fig: go.Figure, style: Style) -> None:

@@ -50,6 +50,10 @@ def validate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config."),
     ] = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(help="host: fit the host's two constants, and say what they became."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results. Default: results/NAME-measured.")
     ] = None,
@@ -65,6 +69,8 @@ def validate(
 
     if config is None or measured is None:
         raise ConfigError("validate: expected --config CONFIG and --measured FILE")
+    if fit not in (None, "host"):
+        raise ConfigError(f"--fit {fit}: expected host")
     formats = formats_of(figures, "--figures")
     compared = compare_with_server(
         config,
@@ -75,6 +81,8 @@ def validate(
         variant=variant,
         concurrency=concurrency,
         settings=settings or [],
+        fit_host=fit is not None,
+        told=lambda text: typer.echo(text, err=True),
     )
     typer.echo(str(compared))
     folder = out or Path("results") / f"{slug(compared.replay.experiment.name)}-measured"

@@ -6,7 +6,7 @@ else is the config's. What clients asked for (``max_tokens``) is taken to be wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,8 @@ from experiments.config import Plan
 from experiments.names import unknown
 from experiments.schema import Experiment
 from experiments.validation import own_figures, own_table
+from experiments.validation.host_fit import HostFit, host_of
+from experiments.validation.host_fit import fit_host as fit_to
 from experiments.validation.measured import Measurement, read_measurement
 from experiments.validation.outcome import Comparison
 from experiments.validation.own_run import Latencies, Replay, prepare, simulated_latencies
@@ -44,14 +46,16 @@ class ServerComparison:
 
     Attributes:
         replay: The requests, and the variant that they were simulated on.
-        simulated: Latencies by label: ``simulated``.
+        simulated: Latencies by label: ``simulated``, and ``fitted`` where the host was fitted.
         comparisons: Rows of the table by the same labels.
+        fit: What the host's constants became; None where they were not fitted.
         notes: Where numbers come from and what was odd, one sentence each.
     """
 
     replay: Replay
     simulated: Mapping[str, Latencies]
     comparisons: Mapping[str, Sequence[Comparison]]
+    fit: HostFit | None = None
     notes: Sequence[str] = field(default=())
 
     @property
@@ -71,7 +75,8 @@ class ServerComparison:
     def verdict(self) -> str:
         """What differs most, in words."""
         label = list(self.simulated)[-1]
-        return own_table.verdict(self.comparisons[label], self.each[label])
+        text = own_table.verdict(self.comparisons[label], self.each[label])
+        return text if label == "simulated" else f"With the fitted host: {text}"
 
     def table(self) -> pd.DataFrame:
         """One row a metric and simulation: run, metric, measured, simulated, signed error."""
@@ -116,8 +121,10 @@ class ServerComparison:
         """Tables, sentence and notes as text."""
         first, *more = self.comparisons.values()
         parts = [own_figures.about(self.replay), own_table.table(first, more[0] if more else ())]
-        parts += [own_table.each_table(each) for each in self.each.values()]
-        parts += [self.verdict, "\n".join(f"- {note}" for note in self.notes)]
+        for label, each in self.each.items():
+            parts.append(own_table.each_table(each, f"each request, {label}"))
+        parts += [self.verdict, *([] if self.fit is None else [str(self.fit)])]
+        parts.append("\n".join(f"- {note}" for note in self.notes))
         return "\n\n".join(parts)
 
 
@@ -131,6 +138,8 @@ def compare_with_server(
     variant: str | None = None,
     concurrency: int | None = None,
     settings: Sequence[str] = (),
+    fit_host: bool = False,
+    told: Callable[[str], None] = lambda text: None,
 ) -> ServerComparison:
     """Simulate a config on the requests of a real server's benchmark, and compare.
 
@@ -145,18 +154,26 @@ def compare_with_server(
         variant: Label of the variant of the config; needed where it has several.
         concurrency: Serve the requests in a closed loop of so many, whatever the file says.
         settings: ``key=value`` texts that override keys of the config.
+        fit_host: Fit the host's two constants to the run as well (`host_fit`).
+        told: Called with a sentence before each simulation of the fit.
 
     Raises:
         sim.errors.ConfigError: One line: a config or a file that is wrong, a variant that is none,
-            a file of aggregates, requests that the simulation cannot serve.
+            a file of aggregates, requests that the simulation cannot serve, a host to fit where
+            there is none.
     """
     plan, experiment, where = _chosen(config, variant, settings)
     if not isinstance(measured, Measurement):
         path = Path(measured)
         measured = read_measurement(path, format=format, columns=columns, run=run)
     replay = prepare(experiment, plan.folder, where, measured, concurrency)
+    if fit_host:
+        host_of(experiment, where)  # refused before anything is simulated
     simulated = {"simulated": simulated_latencies(replay.run())}
-    return _compared(replay, simulated, (*plan.notes, *replay.notes))
+    fit = None
+    if fit_host:
+        fit, simulated["fitted"] = fit_to(replay, told)
+    return _compared(replay, simulated, fit, (*plan.notes, *replay.notes))
 
 
 def _chosen(
@@ -178,7 +195,10 @@ def _chosen(
 
 
 def _compared(
-    replay: Replay, simulated: Mapping[str, Latencies], notes: Sequence[str]
+    replay: Replay,
+    simulated: Mapping[str, Latencies],
+    fit: HostFit | None,
+    notes: Sequence[str],
 ) -> ServerComparison:
     tokens = int(replay.trace.output_tokens.sum())
     rows = {
@@ -186,7 +206,7 @@ def _compared(
         for label, each in simulated.items()
     }
     replaced = "The measured requests replace the workload of the config."
-    return ServerComparison(replay, simulated, rows, (replaced, *notes))
+    return ServerComparison(replay, simulated, rows, fit, (replaced, *notes))
 
 
 def _policy(experiment: Experiment) -> str:
