@@ -78,4 +78,18 @@ def _error(model: ProfiledStepTime) -> str:
             errors.setdefault(kind, []).extend(operator.grid.left_out_errors())
     parts = [f"{kind} {statistics.median(each):.1%}" for kind, each in errors.items() if each]
     said = f"interpolation, each point from its neighbours (median): {', '.join(parts)}; "
-    return f"{said if parts else ''}the sum of operators was not held against whole steps"
+    return f"{said if parts else ''}{_against_steps(model)}"
+
+
+def _against_steps(model: ProfiledStepTime) -> str:
+    """How the sum of operators compares with whole steps of the model, where some were measured."""
+    for data in model.data:
+        table = data.table("step")
+        rows = table and table.where(model=model.model.name, tp=model.tensor_parallel)
+        if rows:
+            ratios = (rows["operators_us"] / rows.time_us).tolist()
+            return (
+                f"sum of operators over {len(ratios)} whole steps: {statistics.median(ratios):.3f} "
+                f"of their time (median; {min(ratios):.3f} to {max(ratios):.3f})"
+            )
+    return "the sum of operators was not held against whole steps"

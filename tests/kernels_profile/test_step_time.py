@@ -442,3 +442,21 @@ class TestNoise:
         assert first == lengths(1, 0, 0)
         assert first[0] == first[3] != first[2]
         assert all(lengths(*key) != first for key in ((2, 0, 0), (1, 1, 0), (1, 0, 1)))
+
+
+class TestStatedError:
+    def test_the_sum_of_operators_is_held_against_whole_steps_where_there_are_some(
+        self, tmp_path: Path
+    ) -> None:
+        step = {"model": "small", "tp": 1, "kind": "decode", "prefill_tokens": 0, "history": 0}
+        steps = [
+            {**step, "decodes": n, "context": 64, "time_us": 100.0, "operators_us": us}
+            for n, us in ((1, 90.0), (2, 95.0), (4, 110.0))
+        ]
+        error = model_of(tmp_path, tables() | {"step": steps}).describe().error
+        assert "sum of operators over 3 whole steps: 0.950 of their time" in error
+        other = model_of(tmp_path, tables() | {"step": steps}, tensor_parallel=2).describe().error
+        assert "was not held against whole steps" in other
+
+    def test_points_are_held_against_their_neighbours(self, tmp_path: Path) -> None:
+        assert "linear 0.0%" in model_of(tmp_path).describe().error
