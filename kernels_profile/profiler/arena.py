@@ -13,6 +13,9 @@ ALIGNMENT = 256
 """Elements, thus at least as many bytes: Triton compiles another variant for addresses that are no
 multiple of 16 bytes."""
 
+IDLE_BYTES = 4 * 2**30
+"""Memory that the allocator may keep unused."""
+
 RANDOM_BYTES = 256 * 2**20
 """Random numbers that are drawn; a larger arena repeats them."""
 
@@ -51,6 +54,19 @@ class Arena:
         if self.device == "cuda":
             torch.cuda.empty_cache()  # the smaller one goes first: both may not fit
         self._blocks[dtype] = _random(elements, dtype, self.device)
+
+    def tidy(self) -> None:
+        """Give back what the device's allocator keeps but does not use, if that is much.
+
+        Every CUDA graph has memory of its own, which is only given back so; an allocator that runs
+        out while a graph is captured cannot help itself.
+        """
+        import torch
+
+        if self.device != "cuda":
+            return
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > IDLE_BYTES:
+            torch.cuda.empty_cache()
 
     def take(self, *shape: int, dtype: Any = None) -> Any:
         """A tensor of this shape that overlaps no other since `reset`.

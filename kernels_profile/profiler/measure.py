@@ -33,6 +33,11 @@ def shape_class(point: Point, configs: Sequence[Any]) -> tuple[str, ...]:
     return (*parts, f"of {len(configs)}: {configs[0]}")
 
 
+def class_name(point: Point, configs: Sequence[Any]) -> str:
+    """The class as one text, for the file of choices."""
+    return " ".join(shape_class(point, configs))
+
+
 def _power_of_four(value: float) -> int:
     power = 0
     while 4**power <= value:
@@ -58,21 +63,28 @@ class Choices:
                     if row["config"]:  # a line that was cut off has none
                         self._chosen[row["shapes"]] = row["config"]
 
-    def find(self, name: str, configs: Sequence[Any]) -> Any:
-        """The choice of an earlier point, or None."""
-        said = self._chosen.get(name)
+    def of(self, point: Point) -> Any:
+        """The choice for points of this shape; None if there is only one, or none was made yet."""
+        configs = candidates(point)
+        return self.find(configs, point) if len(configs) > 1 else None
+
+    def find(self, configs: Sequence[Any], point: Point) -> Any:
+        """The one of these configurations that an earlier point of the class was quickest with."""
+        said = self._chosen.get(class_name(point, configs))
         return next((config for config in configs if str(config) == said), None)
 
-    def add(self, name: str, config: Any, times: Mapping[str, float]) -> None:
-        """Keep a choice, and what the candidates took."""
-        self._chosen[name] = str(config)
+    def add(self, point: Point, configs: Sequence[Any], times: Mapping[str, float]) -> Any:
+        """Keep the quickest of some configurations, by what each took; returns it."""
+        name, best = class_name(point, configs), min(configs, key=lambda c: times[str(c)])
+        self._chosen[name] = str(best)
         new = not self.path.is_file()
         others = "; ".join(f"{said}: {us:.2f}" for said, us in times.items())
         with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             if new:
                 writer.writerow(self.COLUMNS)
-            writer.writerow([name, str(config), f"{times[str(config)]:.4f}", others])
+            writer.writerow([name, str(best), f"{times[str(best)]:.4f}", others])
+        return best
 
 
 class Measurer:
@@ -109,6 +121,7 @@ class Measurer:
 
     def _reserve(self, point: Point) -> None:
         arena = self.bench.arena
+        arena.tidy()
         for dtype, elements in taken(point, self.bench).items():
             arena.reserve(elements, dtype)
 
@@ -125,17 +138,14 @@ class Measurer:
         configs = candidates(point)
         if len(configs) < 2:
             return None
-        name = " ".join(shape_class(point, configs))
-        found = self.choices.find(name, configs)
+        found = self.choices.find(configs, point)
         if found is not None:
             return found
         times = {}
         for config in configs:
             timing = self._quick.time(self._work(point, config), point.estimate_us)
             times[str(config)] = timing.time_us
-        best = min(configs, key=lambda config: times[str(config)])
-        self.choices.add(name, best, times)
-        return best
+        return self.choices.add(point, configs, times)
 
     def _overhead(self, point: Point) -> Timing:
         work, times = self._work(point, None), int(point["size"])

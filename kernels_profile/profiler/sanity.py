@@ -29,7 +29,7 @@ CHECKS = (
 
 NEEDED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "linear": ("linear", "per_sequence", "moe"),
+        "linear": ("linear", "per_sequence", "moe", "mla_prefill"),
         "linear_fp8": ("linear",),
         "prefill": ("attention_prefill", "attention_mixed"),
         "decode": ("attention_decode",),
@@ -38,12 +38,17 @@ NEEDED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "rms_norm": ("elementwise", "overhead"),
         "qk_norm": ("elementwise",),
         "rotary": ("elementwise",),
-        "silu_mul": ("elementwise",),
+        "silu_mul": ("elementwise", "moe"),
+        "latent_write": ("elementwise",),
+        "route": ("moe",),
+        "grouped_linear": ("moe",),
+        "weighted_sum": ("moe",),
+        "expert_block": ("moe",),
         "mla_prefill": ("mla_prefill",),
         "mla_decode": ("mla_decode",),
     }
 )
-"""Tables that say nothing if a kernel is wrong, by the first word of its checks; else ``moe``."""
+"""Tables that say nothing if a kernel is wrong, by the first word of its checks."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,7 @@ class Sanity:
 
     def spoiled(self) -> set[str]:
         """Tables that rest on a kernel with a failed check."""
-        return {
-            table for check in self.bad for table in NEEDED_BY.get(kernel(check.name), ("moe",))
-        }
+        return {table for check in self.bad for table in NEEDED_BY[kernel(check.name)]}
 
     def __str__(self) -> str:
         kernels = len({kernel(check.name) for check in self.checked})

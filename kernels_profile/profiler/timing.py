@@ -11,6 +11,7 @@ each kernel once a layer.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -191,13 +192,19 @@ class CudaTimer:
     def _capture(self, run: Callable[[int], object], launches: int) -> Any:
         # Not torch.cuda.graph(): that collects garbage and empties caches, 0.1 s for each point.
         graph = self._torch.cuda.CUDAGraph()
-        with self._torch.cuda.stream(self._stream):
-            graph.capture_begin()
-            try:
-                for number in range(launches):
-                    run(number)
-            finally:
-                graph.capture_end()
+        collecting = gc.isenabled()
+        gc.disable()  # what a collection would free on the device could end the capture
+        try:
+            with self._torch.cuda.stream(self._stream):
+                graph.capture_begin()
+                try:
+                    for number in range(launches):
+                        run(number)
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
         return graph
 
     def _replays_us(self, graph: Any, repeats: int) -> list[float]:
