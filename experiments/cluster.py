@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import parts, pipeline
+from experiments import parts, pipeline, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -130,6 +130,34 @@ def with_model_limits(experiment: Experiment, folder: Path, where: Where) -> Exp
     )
     pools = experiment.pools.model_copy(update=limited)
     return experiment.model_copy(update={"pools": pools, "notes": [*experiment.notes, note]})
+
+
+def with_step_times(experiment: Experiment, folder: Path, where: Where) -> Experiment:
+    """Where no step-time model is set: the device's shipped tables, or else the roofline.
+
+    Args:
+        experiment: As validated.
+        folder: Where a local model file is looked for first.
+        where: Places for messages.
+    """
+    present = pools_of(experiment)
+    timed: dict[str, Pool] = {}
+    notes: list[str] = []
+    for role, pool in present.items():
+        said = pool.step_time if "step_time" in pool.model_fields_set else {}
+        if "model" in said:
+            continue
+        with _told_at(where("pools", role, "device")):
+            device = specs.load_device(pool.device)
+        model = load_model(experiment.model, folder, where("model"))
+        chosen, note = step_times.default(pool, said, model, device, folder)
+        if chosen != pool.step_time:
+            timed[role] = pool.model_copy(update={"step_time": chosen})
+        notes += [note] if note and note not in notes else []
+    if not timed and not notes:
+        return experiment
+    pools = experiment.pools.model_copy(update=timed)
+    return experiment.model_copy(update={"pools": pools, "notes": [*experiment.notes, *notes]})
 
 
 _POOL_NAMES = {"colocated": "replica", "prefill": "prefill", "decode": "decode"}

@@ -413,6 +413,7 @@ def _resolve(
     except ValidationError as error:
         raise ConfigError(_line(error.errors(), said)) from None
     experiment = cluster.with_model_limits(experiment, folder, said.where)
+    experiment = cluster.with_step_times(experiment, folder, said.where)
     check(experiment, said.where, folder)
     return experiment
 

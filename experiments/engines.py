@@ -84,11 +84,10 @@ def with_step_time(pool: dict[str, Any], engine: str) -> dict[str, Any]:
     if not isinstance(chosen, Mapping):
         return pool
     said = presets()[engine].get("step_time", {})
-    model = canonical(str(chosen.get("model", "roofline")))
+    # Which model it is, where none is named, is found out later: see `cluster.with_step_times`.
+    model = canonical(str(chosen.get("model", "profile")))
     added = {key: said[key] for key in OF_MODELS.get(model, ()) if key in said}
-    if not added:
-        return pool
-    return {**pool, "step_time": {"model": "roofline", **added, **chosen}}
+    return {**pool, "step_time": {**added, **chosen}} if added else pool
 
 
 OF_MODELS: Mapping[str, tuple[str, ...]] = MappingProxyType(

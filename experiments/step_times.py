@@ -141,6 +141,37 @@ def profile(
         raise ConfigError(placed(where, error)) from None
 
 
+def default(
+    pool: Pool, said: Named, model: ModelSpec, device: DeviceSpec, folder: Path
+) -> tuple[Named, str]:
+    """A pool's ``step_time`` where no model is named, and a sentence about it or "".
+
+    The shipped tables of the device if they have every operator of the model, else the roofline.
+
+    Args:
+        pool: The pool.
+        said: What its engine or its config says besides.
+        model: Architecture.
+        device: Data sheet.
+        folder: Where relative paths start first.
+    """
+    known = {key: value for key, value in said.items() if key != "cuda_graphs"}
+    roofline = {"model": "roofline", **known}
+    if not (DATA / device.name).is_dir() or "data" in said:
+        return ({"model": "profile", **said}, "") if "data" in said else (roofline, "")
+    try:
+        profile(pool, model, device, said, "step_time", folder)
+    except ConfigError as error:
+        lacking = str(error).partition("no table has ")[2].partition(" (looked")[0] or str(error)
+        return roofline, (
+            f"Tables of {device.name} are shipped, but not all that {model.name} needs "
+            f"({lacking.partition(';')[0]}): step times are the roofline's."
+        )
+    return {"model": "profile", **said}, (
+        f"Step times come from the shipped tables of {device.name}, since no model of them is set."
+    )
+
+
 def table_files(pool: Pool, folder: Path) -> list[Path]:
     """The files that a pool's step times are looked up in; none for other models.
 

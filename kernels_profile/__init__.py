@@ -1,7 +1,8 @@
-"""Step times from kernels: the analytic roofline and its fitted efficiencies.
+"""Step times from kernels: measured tables of them, and the analytic roofline.
 
-`STEP_TIMES` names the models that a config can choose. Start reading in `roofline.py`; the numbers
-are in `efficiency/`, and `fit.py` is what made them.
+`STEP_TIMES` names the models that a config can choose. Start reading in `step_time.py` for tables
+(`table.py` has their columns), and in `roofline.py` for the closed forms, whose numbers are in
+`efficiency/`; `fit.py` is what made them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ def _roofline(**options: Any) -> StepTimeModel:
     return RooflineStepTime(**options)
 
 
+def _profile(**options: Any) -> StepTimeModel:
+    from kernels_profile.step_time import ProfiledStepTime
+
+    return ProfiledStepTime(**options)
+
+
 def _distserve_fit(**options: Any) -> StepTimeModel:
     from kernels_profile.distserve import DistServeStepTime
 
@@ -27,6 +34,11 @@ def _distserve_fit(**options: Any) -> StepTimeModel:
 
 
 STEP_TIMES: Mapping[str, Callable[..., StepTimeModel]] = MappingProxyType(
-    {"linear": LinearStepTime, "roofline": _roofline, "distserve-fit": _distserve_fit}
+    {
+        "linear": LinearStepTime,
+        "roofline": _roofline,
+        "profile": _profile,
+        "distserve-fit": _distserve_fit,
+    }
 )
 """What builds a step-time model, by its name in a config; options by keyword."""

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments import engines
+from experiments import engines, step_times
 from experiments.cli import app
 from experiments.config import load
 from experiments.json_schema import json_schema
@@ -61,6 +61,10 @@ def of_engine(engine: str, **step_time: Any) -> dict[str, Any]:
     said = config(**step_time) | {"engine": engine}
     del said["policy"]
     return said
+
+
+def without_step_time(said: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key != "step_time"}
 
 
 def plan(folder: Path, said: Mapping[str, Any], **more: Any) -> Any:
@@ -192,6 +196,38 @@ class TestEngines:
         (experiment,) = plan(folder, said).variants
         timed = experiment.pools.colocated.step_time
         assert (timed["host"], timed["cuda_graphs"]) == ("vllm-v1", "none")
+
+
+class TestDefault:
+    def test_without_shipped_tables_it_is_the_roofline(self, folder: Path) -> None:
+        (experiment,) = plan(folder, without_step_time(config())).variants
+        assert experiment.pools.colocated.step_time == {"model": "roofline"}
+        (engine,) = plan(folder, without_step_time(of_engine("vllm-0.6"))).variants
+        assert set(engine.pools.colocated.step_time) == {"model", "host"}
+
+    def test_shipped_tables_of_the_device_come_first_and_are_told(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(step_times, "DATA", folder / "tables")
+        (experiment,) = plan(folder, without_step_time(of_engine("vllm-0.6"))).variants
+        timed = experiment.pools.colocated.step_time
+        assert timed["model"] == "profile"
+        assert set(timed) == {"model", "host", "cuda_graphs"}
+        assert any("come from the shipped tables of h200" in note for note in experiment.notes)
+        said = without_step_time(config()) | {"device": "h100-sxm"}
+        (elsewhere,) = plan(folder, said).variants
+        assert elsewhere.pools.colocated.step_time == {"model": "roofline"}
+
+    def test_tables_that_lack_an_operator_are_told_and_not_used(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(step_times, "DATA", folder / "tables")
+        said = without_step_time(config()) | {"model": "llama-3.1-8b"}
+        (experiment,) = plan(folder, said).variants
+        assert experiment.pools.colocated.step_time == {"model": "roofline"}
+        (note,) = [note for note in experiment.notes if "Tables of h200" in note]
+        assert "not all that llama-3.1-8b needs" in note
+        assert "step times are the roofline's" in note
 
 
 def test_editors_are_told_the_options_and_what_they_mean() -> None:
