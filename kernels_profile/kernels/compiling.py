@@ -159,10 +159,10 @@ def build(launch: Launch, target: Target) -> Any:
 
     if os.environ.get("TRITON_INTERPRET", "0") == "1":
         raise ProfileError("TRITON_INTERPRET is set: kernels cannot be compiled in this process")
-    signature, constants, attributes = launch.specialisation()
+    options, signature, constants, attributes = launch.specialise(target.capability)
     source = ASTSource(launch.kernel, signature, constants, attributes)
     gpu = GPUTarget("cuda", target.capability, 32)
-    return triton.compile(source, target=gpu, options=launch.options())
+    return triton.compile(source, target=gpu, options=vars(options))
 
 
 def wrong_instruction(case: CompileCase, target: Target, found: Sequence[str]) -> str:

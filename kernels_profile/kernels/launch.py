@@ -9,24 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from sim.errors import ProfileError
-
-TYPE_NAMES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.int8: "i8",
-    torch.bool: "i1",
-}
-"""Triton's name of each element type that a kernel may get."""
 
 
 @dataclass(frozen=True)
@@ -80,25 +70,26 @@ class Launch:
         """Name of the kernel."""
         return str(self.kernel.__name__).lstrip("_").removesuffix("_kernel")
 
-    def specialisation(self) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
-        """Signature, constants and attributes as `triton.compiler.ASTSource` takes them.
+    def specialisation(self) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
+        """Types by argument, constants and alignments by place: what tells variants apart."""
+        _, signature, constants, attributes = self.specialise(80)
+        return signature, constants, {place: has for place, has in attributes.items() if has}
 
-        The rules are those of a launch: a pointer or integer divisible by 16 is marked so, an
-        integer 1 and None become constants, `do_not_specialize` turns that off for integers.
+    def specialise(self, capability: int) -> tuple[Any, dict[str, str], Any, Any]:
+        """Options, signature, constants and attributes as a launch on a GPU would have them.
+
+        Triton's own launcher is asked, so that what is compiled ahead is what a launch finds in the
+        cache. Its functions are private, and the same in Triton 3.6 and 3.9.
+
+        Args:
+            capability: Compute capability times ten.
         """
-        signature: dict[str, str] = {}
-        constants: dict[tuple[int], Any] = {}
-        attributes: dict[tuple[int], Any] = {}
-        given = self._all()
-        for index, parameter in enumerate(self.kernel.params):
-            value = given[parameter.name]
-            fixed = parameter.do_not_specialize
-            signature[parameter.name] = kind = type_of(value, parameter.is_constexpr, fixed)
-            if kind == "constexpr":
-                constants[(index,)] = value
-            elif divisible(value) and not (fixed and isinstance(value, int)):
-                attributes[(index,)] = [["tt.divisibility", 16]]
-        return signature, constants, attributes
+        backend = make_backend(GPUTarget("cuda", capability, 32))
+        bind = create_function_from_signature(self.kernel.signature, self.kernel.params, backend)
+        given = {**self._all(), **self.options()}
+        bound, special, options = bind(**given)
+        packed = self.kernel._pack_args(backend, given, bound, special, options)
+        return cast("tuple[Any, dict[str, str], Any, Any]", packed)
 
     def _all(self) -> dict[str, Any]:
         return {**self.arguments, **self.config.constants()}
@@ -112,30 +103,6 @@ class Launch:
             "num_stages": config.num_stages,
             "enable_fp_fusion": True,
         }
-
-
-def type_of(value: Any, is_constant: bool = False, fixed: bool = False) -> str:
-    """Triton's type of an argument: `*bf16`, `i32`, `fp32`, `constexpr`, ..."""
-    if is_constant or value is None:
-        return "constexpr"
-    if isinstance(value, torch.Tensor):
-        return "*" + TYPE_NAMES[value.dtype]
-    if isinstance(value, bool):
-        return "i1"
-    if isinstance(value, int):
-        if value == 1 and not fixed:
-            return "constexpr"
-        return "i32" if -(2**31) <= value < 2**31 else "i64"
-    if isinstance(value, float):
-        return "fp32"
-    raise TypeError(f"no Triton type for {value!r}")
-
-
-def divisible(value: Any) -> bool:
-    """Whether a pointer or integer is a multiple of 16, which lets loads be 16 bytes wide."""
-    if isinstance(value, torch.Tensor):
-        return value.data_ptr() % 16 == 0
-    return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

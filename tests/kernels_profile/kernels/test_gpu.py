@@ -1,4 +1,4 @@
-"""The dense kernels natively on a GPU, in bfloat16 and fp8: `pytest -m gpu` runs them."""
+"""The kernels natively on a GPU, in bfloat16 and fp8: `pytest -m gpu` runs them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def test_dense_kernels_agree_with_their_references(dtype: str) -> None:
 
     setting = Setting(getattr(torch, dtype), device="cuda")
     assert [wrong for check in dense_checks() if (wrong := check.wrong(setting))] == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_expert_and_latent_kernels_agree_with_their_references(dtype: str) -> None:
+    import torch
+
+    from kernels_profile.kernels.checking import Setting
+    from kernels_profile.kernels.mla_checks import mla_checks
+    from kernels_profile.kernels.moe_checks import moe_checks
+
+    setting = Setting(getattr(torch, dtype), device="cuda")
+    checks = [*moe_checks(), *mla_checks()]
+    assert [wrong for check in checks if (wrong := check.wrong(setting))] == []
 
 
 def test_fp8_linear_layers_agree_with_their_reference() -> None:

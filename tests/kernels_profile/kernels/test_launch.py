@@ -9,25 +9,40 @@ from tests.kernels_profile.kernels.native import run_native
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("interpreted")]
 
 
-def test_types_and_alignment_are_those_of_tritons_launcher() -> None:
-    import torch
-    from triton._C.libtriton import native_specialize_impl
-    from triton.backends.compiler import BaseBackend
+CACHED = """
+import os, pathlib, tempfile
+os.environ["TRITON_CACHE_DIR"] = folder = tempfile.mkdtemp()
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from kernels_profile.kernels.activation import CONFIGS, plan_silu_mul
+from kernels_profile.kernels.compiling import TARGETS, build
+from kernels_profile.kernels.launch import meta
+from kernels_profile.kernels.linear import LinearConfig, plan_linear
 
-    from kernels_profile.kernels.launch import divisible, type_of
+class Hopper:
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
 
-    numbers = torch.zeros(64, dtype=torch.bfloat16)
-    tensors = (numbers, numbers[1:], numbers[8:], numbers.int(), numbers.long())
-    for value in (1, 16, 17, 0, 2**31, -5, 1.5, None, *tensors):
-        kind, key = native_specialize_impl(BaseBackend, value, False, True, True)
-        assert type_of(value) == kind
-        if kind != "constexpr":
-            assert divisible(value) == (key == "D")
-        if isinstance(value, int):
-            assert (
-                type_of(value, fixed=True)
-                == native_specialize_impl(BaseBackend, value, False, False, False)[0]
-            )
+def compiled(): return {path.parent.name for path in pathlib.Path(folder).rglob("*.cubin")}
+
+small = LinearConfig(4, 2, 16, 16, 32, split_k=2)
+launches = plan_linear(meta(1, 64), meta(32, 64), meta(1, 32), small)
+launches += [plan_silu_mul(meta(3, 2 * n), meta(3, n), CONFIGS[0]) for n in (64, 35)]
+for launch in launches:
+    build(launch, TARGETS[1])
+ahead = compiled()
+driver.set_active(Hopper())
+for launch in launches:
+    launch.warm_up()
+print(len(launches), len(ahead), len(compiled() - ahead))
+"""
+
+
+def test_what_is_compiled_ahead_is_what_a_launch_looks_for() -> None:
+    done = run_native("-W", "ignore", "-c", CACHED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["4", "4", "0"]
 
 
 SPECIALISED = """
