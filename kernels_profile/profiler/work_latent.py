@@ -45,28 +45,38 @@ def latent_decodes(point: Point, bench: Bench, config: Any) -> Work:
 
 
 def latent_chunks(point: Point, bench: Bench, config: Any) -> Work:
-    """Attention per head; the projection of all latents to keys and values is part of it."""
-    from kernels_profile.kernels.mla_prefill import mla_prefill
+    """Attention per head: gathering the latents, and attending to the keys made of them.
+
+    The projection of latents to keys and values between the two is a linear layer, with a row for
+    each token of the contexts; it is in the table of those.
+    """
+    from kernels_profile.kernels.mla_prefill import plan_gather, plan_mla_attention
 
     batch, tokens, heads = point["batch"], point["tokens"], point["heads"]
     nope, latent, rope = point["nope_dim"], point["kv_lora_rank"], point["rope_dim"]
     contexts = [int(point["history"] + tokens)] * batch
-    starts = bench.whole(np.cumsum([0, *[tokens] * batch]))
-    lengths = bench.whole(contexts)
-    sets = [
-        (
-            bench.arena.take(batch * tokens, heads, nope + rope),
-            bench.arena.take(heads * (nope + point["v_dim"]), latent),
-            *_paged(contexts, latent + rope, bench, i),
-        )
-        for i in bench.sets(point)
-    ]
-    scale, keys = (nope + rope) ** -0.5, sum(contexts)
+    keys = sum(contexts)
+    starts, key_starts = (
+        bench.whole(np.cumsum([0, *lengths])) for lengths in ([tokens] * batch, contexts)
+    )
+    config = config or candidates(point)[0]
+    scale = (nope + rope) ** -0.5
+
+    def one_set(seed: int) -> tuple[Any, ...]:
+        q = bench.arena.take(batch * tokens, heads, nope + rope)
+        kv = bench.arena.take(keys, heads, nope + point["v_dim"])
+        gathered = bench.arena.take(keys, latent), bench.arena.take(keys, rope)
+        return q, kv, gathered, *_paged(contexts, latent + rope, bench, seed)
+
+    sets = [one_set(i) for i in bench.sets(point)]
 
     def run(i: int) -> object:
-        q, up, cache, table = sets[i]
-        sizes = {"nope_dim": nope, "max_chunk": tokens, "keys": keys}
-        return mla_prefill(q, cache, table, starts, lengths, up, scale, config=config, **sizes)
+        q, kv, (latents, ropes), cache, table = sets[i]
+        out = q.new_empty((batch * tokens, heads, point["v_dim"]))
+        plan_gather(cache, table, key_starts, latents, ropes, contexts[0]).run()
+        given = (q, kv, ropes, starts, key_starts, scale, out, tokens)
+        plan_mla_attention(*given, config).run()
+        return out
 
     return Work(run, len(sets))
 

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("interpreted")]
 
 MIXTURE = replace(TINY_MODEL, name="tiny-mixture", experts=4, experts_per_token=2, qk_norm=True)
 LATENT = replace(
-    TINY_MODEL, name="tiny-latent", kv_heads=4, head_dim=32, kv_lora_rank=16, q_lora_rank=24,
+    TINY_MODEL, name="tiny-latent", kv_heads=4, head_dim=32, kv_lora_rank=32, q_lora_rank=24,
     qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16,
 )  # fmt: skip
 ONE_SET = replace(Effort(), max_launches=2)
@@ -187,6 +187,44 @@ def test_chunks_are_given_the_history_of_their_point(table: str) -> None:
         assert contexts[0] == point["history"] + point["tokens"]
         assert len(contexts) == sequences
         assert starts[1] - starts[0] == point["tokens"]
+
+
+def test_chunks_of_latents_are_attended_to_as_the_whole_kernel_does() -> None:
+    """Gather and attention around keys and values that are in fact the projected latents."""
+    import torch
+
+    from kernels_profile.kernels import mla_prefill as module
+    from kernels_profile.kernels.mla_prefill import mla_prefill
+
+    for point in points(LATENT, "mla_prefill"):
+        heads, nope, value = point["heads"], point["nope_dim"], point["v_dim"]
+        up = torch.randn(heads * (nope + value), point["kv_lora_rank"]) * 0.1
+        seen: dict[str, Any] = {}
+        gather, attend = module.plan_gather, module.plan_mla_attention
+
+        def spy_gather(*given: Any, gather: Any = gather, seen: Any = seen, up: Any = up) -> Any:
+            launch = gather(*given)
+            launch.run()
+            seen["cache"], seen["table"] = given[:2]
+            seen["kv"] = given[3] @ up.T
+            return launch
+
+        def spy_attend(*given: Any, attend: Any = attend, seen: Any = seen) -> Any:
+            seen["q"], seen["starts"], seen["scale"] = given[0], given[3], given[5]
+            kv = seen["kv"].view(given[1].shape)
+            return attend(given[0], kv, *given[2:])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "plan_gather", spy_gather)
+            patch.setattr(module, "plan_mla_attention", spy_attend)
+            _, work = work_of(point)
+            result = work.run(0)
+        contexts = torch.full((point["batch"],), point["history"] + point["tokens"])
+        expected = mla_prefill(
+            seen["q"], seen["cache"], seen["table"], seen["starts"], contexts.to(torch.int32),
+            up, seen["scale"], nope,
+        )  # fmt: skip
+        assert (result - expected).norm() < 1e-4 * expected.norm(), point
 
 
 def test_experts_are_touched_as_the_point_says() -> None:
