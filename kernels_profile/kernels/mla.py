@@ -39,25 +39,25 @@ __all__ = ["latent_write", "mla_attention", "mla_decode", "mla_prefill"]
 
 @dataclass(frozen=True)
 class DecodeConfig(Config):
-    """Heads per program (rows of a tile), keys per step, and how much of the latent one adds up.
+    """Heads per program (rows of a tile), keys per step, and parts of the latent.
 
     Args:
-        block_v: Numbers of the result per program: the whole latent, or half of it, where two
-            programs compute the same scores because registers have no room for the whole.
+        latent_parts: 1 for programs that add up whole latents, or 2 where registers have no room
+            for that: two programs compute the same scores and add up half of the latent each.
     """
 
     block_h: int
     block_n: int
-    block_v: int
+    latent_parts: int
 
 
-SMALL = (DecodeConfig(8, 3, 16, 32, 512), DecodeConfig(4, 2, 16, 32, 512))
+SMALL = (DecodeConfig(8, 3, 16, 32, 1), DecodeConfig(4, 2, 16, 32, 1))
 """Fit everywhere, GPUs with 99 KiB of shared memory (sm_86, sm_89, sm_120) included."""
-HALF = DecodeConfig(8, 2, 32, 64, 512)
+HALF = DecodeConfig(8, 2, 32, 64, 1)
 """For the 163 KiB of sm_80 and more."""
-WIDE = (DecodeConfig(8, 2, 64, 64, 256), DecodeConfig(8, 2, 64, 32, 256))
+WIDE = (DecodeConfig(8, 2, 64, 64, 2), DecodeConfig(8, 2, 64, 32, 2))
 """With the matrix instructions of sm_90 and sm_100, which take 64 rows."""
-TENSOR_MEMORY = DecodeConfig(8, 2, 64, 32, 512)
+TENSOR_MEMORY = DecodeConfig(8, 2, 64, 32, 1)
 """Where the accumulator is not in registers: sm_100."""
 CONFIGS = (*SMALL, HALF, *WIDE, TENSOR_MEMORY)
 """Every configuration that `choose` may name."""
@@ -83,7 +83,7 @@ def _mla_decode_kernel(
     q_latent, q_rope, cache, block_table, contexts, out, weights, heads, scale, table_stride,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     SPLIT: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_PARTS: tl.constexpr,
 ):  # fmt: skip
     part, parts = tl.program_id(1), tl.num_programs(1)
     sequence = tl.program_id(2).to(tl.int64)
@@ -92,16 +92,17 @@ def _mla_decode_kernel(
     begin = part * part_tokens
     end = tl.minimum(begin + part_tokens, context)
 
+    BLOCK_V: tl.constexpr = LATENT // LATENT_PARTS
     pid = tl.program_id(0)
-    head = pid // (LATENT // BLOCK_V) * BLOCK_H + tl.arange(0, BLOCK_H)
-    wide = pid % (LATENT // BLOCK_V) * BLOCK_V + tl.arange(0, BLOCK_V)
+    head = pid // LATENT_PARTS * BLOCK_H + tl.arange(0, BLOCK_H)
+    wide = pid % LATENT_PARTS * BLOCK_V + tl.arange(0, BLOCK_V)
     rest = (wide + BLOCK_V) % LATENT  # the half that this program does not add up
     narrow = tl.arange(0, ROPE)
     # Rows past the last head repeat it, keys past the end the last one: no mask on loads.
     q_row = sequence * heads + tl.minimum(head, heads - 1)[:, None]
     own = load(q_latent + q_row * LATENT + wide[None, :], UPCAST)
     own_rope = load(q_rope + q_row * ROPE + narrow[None, :], UPCAST)
-    if BLOCK_V < LATENT:
+    if LATENT_PARTS == 2:
         own_rest = load(q_latent + q_row * LATENT + rest[None, :], UPCAST)
     largest = tl.full((BLOCK_H,), float("-inf"), dtype=tl.float32)
     weight = tl.zeros((BLOCK_H,), dtype=tl.float32)
@@ -113,7 +114,7 @@ def _mla_decode_kernel(
         row = cache + (page * BLOCK_TOKENS + token % BLOCK_TOKENS)[:, None] * (LATENT + ROPE)
         latent = load(row + wide[None, :], UPCAST)
         scores = tl.dot(own, tl.trans(latent), input_precision="ieee")
-        if BLOCK_V < LATENT:
+        if LATENT_PARTS == 2:
             other = load(row + rest[None, :], UPCAST)
             scores = tl.dot(own_rest, tl.trans(other), scores, input_precision="ieee")
         rope = load(row + LATENT + narrow[None, :], UPCAST)
@@ -167,7 +168,7 @@ def plan_mla_decode(
         "scale": scale * LOG2_E, "table_stride": block_table.stride(0), "LATENT": latent,
         "ROPE": q_rope.shape[2], "BLOCK_TOKENS": cache.shape[1], "SPLIT": split, "UPCAST": upcast,
     }  # fmt: skip
-    blocks = triton.cdiv(heads, config.block_h) * (latent // config.block_v)
+    blocks = triton.cdiv(heads, config.block_h) * config.latent_parts
     grid = (blocks, splits, batch)
     launches = [Launch(_mla_decode_kernel, grid, arguments, config)]
     if split:
@@ -224,7 +225,7 @@ def mla_decode(
     config = config or choose(heads, capability_of(q_latent.device))[0]
     if splits is None:
         longest = block_table.shape[1] * cache.shape[1]
-        blocks = triton.cdiv(heads, config.block_h)
+        blocks = triton.cdiv(heads, config.block_h) * config.latent_parts
         splits = choose_splits(batch, blocks, longest, _sms(q_latent.device))
     need(1 <= splits <= MAX_SPLITS, f"mla_decode: {splits} splits, not 1..{MAX_SPLITS}")
     if batch:

@@ -147,8 +147,11 @@ def check_rows(
     name: str, cache: torch.Tensor, latent: int, rope: int, table: torch.Tensor | None = None
 ) -> None:
     """Raise a ProfileError unless the cache has rows of these sizes, in a layout kernels read."""
-    powers = all(x >= 16 and x == triton.next_power_of_2(x) for x in (latent, rope))
-    need(powers, f"{name}: latent {latent} and rope {rope} have to be powers of two from 16")
+    powers = all(x == triton.next_power_of_2(x) for x in (latent, rope))
+    sizes = f"latent {latent} and rope {rope}"
+    need(
+        powers and latent >= 32 and rope >= 16, f"{name}: {sizes} are no powers of two from 32, 16"
+    )
     found = tuple(cache.shape)
     need(
         len(found) == 3 and found[2] == latent + rope, f"{name}: cache {found}, not {latent}+{rope}"

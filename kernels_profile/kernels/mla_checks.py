@@ -6,7 +6,6 @@ nobody. Latents of 32 and rotary keys of 16 stand for 512 and 64.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -34,10 +33,9 @@ def decode_pairs(
     cache = paged(at, CONTEXTS[contexts], 16, [(LATENT + ROPE,)])
     rows = len(CONTEXTS[contexts])
     q_latent, q_rope = at.normal(rows, heads, LATENT), at.normal(rows, heads, ROPE)
-    own = replace(config, block_v=config.block_v * LATENT // 512)
     given = (cache.caches[0], cache.table, cache.contexts, SCALE)
     out = at.unwritten(rows, heads, LATENT)
-    ours = mla.mla_decode(q_latent, q_rope, *given, splits, out, own, at.upcast)
+    ours = mla.mla_decode(q_latent, q_rope, *given, splits, out, config, at.upcast)
     wide = (cache.caches[0].double(), *given[1:])
     return [(ours, reference.mla_decode(q_latent.double(), q_rope.double(), *wide))]
 
