@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,11 @@ from kernels_profile.profiler.store import Store
 from sim.errors import ProfileError
 
 FAILURES_IN_A_ROW = 8
-"""After so many the device is taken to be unusable (one bad access spoils all that follows)."""
+"""After so many, of more than one table, the device is taken to be unusable: one bad access spoils
+all that follows."""
+
+FAILURES_OF_A_TABLE = 5
+"""After so many in a row of one table, the rest of its points are not tried."""
 
 
 @dataclass
@@ -85,10 +90,9 @@ def measure_all(
     Raises:
         ProfileError: too many points in a row failed.
     """
-    pace = Pace()
+    pace, failing = Pace(), Failing()
     left_s = [effort.point_s(point) for point in points]
     total = sum(left_s)
-    in_a_row = 0
     progress.begin(len(points), total)
     try:
         for number, (point, expected) in enumerate(zip(points, left_s, strict=True), start=1):
@@ -97,17 +101,16 @@ def measure_all(
             if budget_s is not None and now + pace.corrected(expected) > begun + budget_s:
                 outcome.postponed += 1
                 continue
+            if failing.given_up(point):
+                outcome.failed.append((point, NOT_TRIED))
+                continue
             try:
                 store.add(point, measurer.measure(point))
             except Exception as error:  # what one kernel says must not end the others
                 outcome.failed.append((point, said(error)))
-                in_a_row += 1
-                if in_a_row >= FAILURES_IN_A_ROW:
-                    raise ProfileError(
-                        f"{in_a_row} points in a row failed, the last one {point}: {said(error)}"
-                    ) from error
+                failing.add(point, error)
                 continue
-            in_a_row = 0
+            failing.end(point)
             outcome.measured += 1
             pace.add(expected, clock() - now)
             progress.point(number, point.table, pace.corrected(total))
@@ -115,17 +118,53 @@ def measure_all(
         progress.end()
 
 
+NOT_TRIED = f"not tried after {FAILURES_OF_A_TABLE} failures in a row of its table"
+
+
+class Failing:
+    """Counts failures in a row, of each table and of all."""
+
+    def __init__(self) -> None:
+        self._of_table: Counter[str] = Counter()
+        self._streak: list[str] = []
+
+    def given_up(self, point: Point) -> bool:
+        """Whether points of this table are no longer tried."""
+        return self._of_table[point.table] >= FAILURES_OF_A_TABLE
+
+    def add(self, point: Point, error: Exception) -> None:
+        """A point failed.
+
+        Raises:
+            ProfileError: so did all of several tables before it.
+        """
+        self._of_table[point.table] += 1
+        self._streak.append(point.table)
+        if len(self._streak) >= FAILURES_IN_A_ROW and len(set(self._streak)) > 1:
+            raise ProfileError(
+                f"{len(self._streak)} points in a row failed, the last one {point}: {said(error)}"
+            ) from error
+
+    def end(self, point: Point) -> None:
+        """A point was measured."""
+        self._of_table[point.table] = 0
+        self._streak.clear()
+
+
 class Pace:
     """How much longer than expected points take; recent ones count more."""
+
+    KEEP = 0.98
+    OUTLIER = 20.0
 
     def __init__(self) -> None:
         self._expected = self._took = 0.0
 
     def add(self, expected_s: float, took_s: float) -> None:
-        """A point took so long."""
-        keep = 0.98
-        self._expected = keep * self._expected + expected_s
-        self._took = keep * self._took + took_s
+        """A point took so long; one far out (a kernel was compiled) counts as less far out."""
+        took_s = min(took_s, self.OUTLIER * self.corrected(expected_s))
+        self._expected = self.KEEP * self._expected + expected_s
+        self._took = self.KEEP * self._took + took_s
 
     def corrected(self, expected_s: float) -> float:
         """What to expect instead."""

@@ -11,6 +11,8 @@ import pytest
 from kernels_profile.profiler.effort import Effort
 from kernels_profile.profiler.loop import (
     FAILURES_IN_A_ROW,
+    FAILURES_OF_A_TABLE,
+    NOT_TRIED,
     Outcome,
     Pace,
     failures,
@@ -154,14 +156,45 @@ def test_a_point_that_fails_is_said_and_the_others_go_on(store: Store) -> None:
     assert "out of resource" in (store.folder / "left_out.csv").read_text()
 
 
-def test_a_device_that_fails_all_the_time_ends_the_run(store: Store) -> None:
-    def all_fail(point: Point) -> float:
-        raise RuntimeError("an illegal memory access was encountered")
+def other(n: int) -> list[Point]:
+    key = {"op": "add", "width": 8}
+    return [Point("elementwise", {**key, "tokens": i + 1}, 1, 10.0) for i in range(n)]
 
-    fake = Fake(Clock(), all_fail)
+
+def fails(point: Point) -> float:
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_a_device_that_fails_all_the_time_ends_the_run(store: Store) -> None:
+    fake = Fake(Clock(), fails)
+    todo = [point for pair in zip(points(50), other(50), strict=True) for point in pair]
     with pytest.raises(ProfileError, match=f"{FAILURES_IN_A_ROW} points in a row failed"):
-        run(points(50), fake, store)
+        run(todo, fake, store)
     assert len(fake.asked) == FAILURES_IN_A_ROW
+
+
+def test_a_table_that_fails_all_the_time_is_given_up_and_the_others_go_on(store: Store) -> None:
+    fake = Fake(Clock(), lambda p: fails(p) if p.table == "elementwise" else 1.0)
+    todo = [point for pair in zip(points(20), other(20), strict=True) for point in pair]
+    outcome, _ = run([*todo, *other(40)[20:]], fake, store)
+    assert outcome.measured == 20
+    assert sum(point.table == "elementwise" for point in fake.asked) == FAILURES_OF_A_TABLE
+    assert [why for _, why in outcome.failed].count(NOT_TRIED) == 40 - FAILURES_OF_A_TABLE
+
+
+def test_failures_that_are_not_in_a_row_give_nothing_up(store: Store) -> None:
+    fake = Fake(Clock(), lambda p: fails(p) if p["tokens"] % 2 else 1.0)
+    outcome, _ = run(points(40), fake, store)
+    assert len(fake.asked) == 40
+    assert outcome.measured == len(outcome.failed) == 20
+
+
+def test_one_slow_start_does_not_postpone_all_that_follows(store: Store) -> None:
+    clock = Clock()
+    todo = points(50)
+    fake = Fake(clock, lambda p: 5.0 if p["tokens"] == 1 else EFFORT.point_s(p))
+    outcome, _ = run(todo, fake, store, budget_s=5.0 + 100 * EFFORT.point_s(todo[0]))
+    assert outcome.measured == 50
 
 
 def test_the_time_left_is_corrected_by_the_pace_so_far() -> None:
