@@ -356,6 +356,29 @@ class TestMissing:
         assert "192 x 64 (bf16) between the measured 160 x 64, 224 x 64" in model.describe().origin
 
 
+class TestFewerHeads:
+    def test_heads_that_were_not_measured_are_more_sequences_of_fewer(self, tmp_path: Path) -> None:
+        """Half the heads were measured (the shard of two GPUs); the made-up kernel is exact."""
+        made = tables()
+        for name in ("attention_prefill", "attention_decode"):
+            made[name] = [row for row in made[name] if row["heads"] == 4]
+        model, exact = model_of(tmp_path / "a", made), model_of(tmp_path / "b")
+        for rows, context in ((8, 512), (32, 64), (5, 300)):
+            decodes = StepWork((), rows, rows * context)
+            assert model.exact_ns(decodes) == pytest.approx(exact.exact_ns(decodes))
+        said = "from 1/2 of the heads, 2 x the sequences"
+        assert said in model.describe().origin
+        assert not model.filled
+
+    def test_another_number_of_heads_a_group_is_missing(self, tmp_path: Path) -> None:
+        made = tables()
+        made["attention_decode"] = [
+            row | {"kv_heads": 1} for row in made["attention_decode"] if row["heads"] == 8
+        ]
+        with pytest.raises(ProfileError, match="attention_decode 8 heads, 4 KV heads of 16"):
+            model_of(tmp_path, made)
+
+
 class TestOutside:
     LONG = StepWork((), 16, 16 * 5000)
 
