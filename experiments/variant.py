@@ -140,7 +140,7 @@ def run_variant(
     if progress is not None:
         progress(result.end_ns, len(result.requests["index"]), len(workload.trace))
     simulated = time.perf_counter()
-    notes = [*experiment.notes, *workload.notes, *built.notes, *_beyond_tables(result.replicas)]
+    notes = [*experiment.notes, *workload.notes, *built.notes, *beyond_tables(result.replicas)]
     notes += pipeline.bubbles(result)
     bundle = _bundle(experiment, folder, workload, result, windows)
     bundle.notes = notes
@@ -155,8 +155,12 @@ def run_variant(
     return bundle
 
 
-def _beyond_tables(replicas: Sequence[ReplicaInfo]) -> list[str]:
-    """How much of the run rests on times that no table has, one sentence a pool."""
+def beyond_tables(replicas: Sequence[ReplicaInfo]) -> list[str]:
+    """How much of a run rests on times that no table has, one sentence a pool.
+
+    Args:
+        replicas: Of the result; none if step times are not from tables.
+    """
     counted: dict[str, list[Mapping[str, Any]]] = {}
     for replica in replicas:
         if replica.step_time_usage is not None:

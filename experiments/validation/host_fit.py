@@ -33,8 +33,9 @@ MOST_SIMULATIONS = 15
 LEAST_REQUESTS = 8
 """In each half, with a TPOT."""
 
-_HUBER = 0.1
-"""Relative errors beyond this count linearly and not squared: single requests may be far off."""
+_HUBER = 0.01
+"""Relative errors beyond this count as they are and not squared, as in the mean that is reported:
+requests that the model of the GPU is wrong about shall not pull the host with them."""
 _PROBE = 0.05
 """Host constants are moved by so much of the measured TPOT to see what they do."""
 _ENOUGH = 0.003
@@ -46,7 +47,7 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class HalfErrors:
-    """Median absolute errors of one half of the requests.
+    """Mean absolute errors of one half of the requests.
 
     Attributes:
         requests: Of it that have a TPOT.
@@ -84,7 +85,8 @@ class HostFit:
     def __str__(self) -> str:
         """In a few lines."""
         halves = [
-            f"  {name} ({half.requests:,} requests): {half.before:.1%} -> {half.after:.1%}"
+            f"  {name} ({half.requests:,} requests): "
+            f"{100 * half.before:.1f} % -> {100 * half.after:.1f} %"
             for name, half in (
                 ("first half, fitted", self.fitted),
                 ("second half, held out", self.held_out),
@@ -94,7 +96,7 @@ class HostFit:
             [
                 f"Fitted in {self.simulations} simulations (form {self.before.form}): "
                 f"{_terms(self.before)} -> {_terms(self.after)}",
-                "TPOT of each request, median |error|:",
+                "TPOT of each request, mean |error|:",
                 *halves,
                 f"To keep it: step_time: {self.line}",
                 *self.warnings,
@@ -162,11 +164,13 @@ def _as_keys(host: HostOverhead) -> dict[str, Any]:
 
 
 def _line(experiment: Experiment) -> str:
-    """The `step_time` of the first pool on one line of YAML."""
+    """The `step_time` of all pools on one line of YAML; of different ones, what they share."""
     import yaml
 
-    first = next(iter(cluster.pools_of(experiment).values()))
-    ordered = {"model": first.step_time["model"], **first.step_time}
+    first, *others = (pool.step_time for pool in cluster.pools_of(experiment).values())
+    ordered = {"model": first["model"], **first}
+    if any(other != first for other in others):
+        ordered = {"host": first["host"]}
     text: str = yaml.safe_dump(ordered, default_flow_style=True, sort_keys=False, width=math.inf)
     return text.strip()
 
@@ -192,7 +196,7 @@ class _Runs:
 
     def of(self, constants: Floats) -> Latencies:
         """Latencies with these constants, microseconds: ``step_us``, ``request_us``."""
-        key = tuple(float(f"{value:.{_DIGITS}g}") for value in constants)
+        key = _rounded(constants)
         if key not in self.done:
             host = self.with_constants(constants)
             self.told(f"simulation {len(self.done) + 1} (at most {MOST_SIMULATIONS}): {host}")
@@ -202,20 +206,26 @@ class _Runs:
 
     def with_constants(self, constants: Floats) -> HostOverhead:
         """The host with these constants, rounded."""
-        rounded = [float(f"{value:.{_DIGITS}g}") for value in constants]
+        rounded = _rounded(constants)
         request_us = rounded[1] if len(rounded) > 1 else 0.0
         return replace(
             self.host, source="fitted to a measured run", step_us=rounded[0], request_us=request_us
         )
 
 
+def _rounded(constants: Floats) -> tuple[float, ...]:
+    """As they are printed."""
+    return tuple(float(f"{value:.{_DIGITS}g}") for value in constants)
+
+
 def fit_host(
-    replay: Replay, told: Callable[[str], None] = lambda text: None
+    replay: Replay, simulated: Latencies, told: Callable[[str], None] = lambda text: None
 ) -> tuple[HostFit, Latencies]:
     """Fit the host's constants to a measured run.
 
     Args:
         replay: The run.
+        simulated: It, simulated with the config's own host.
         told: Called with a sentence before each simulation.
 
     Returns:
@@ -235,11 +245,10 @@ def fit_host(
             f"expected at least {LEAST_REQUESTS} of two or more tokens in each half"
         )
     runs = _Runs(replay, host, told)
-    search = _Search(runs, halves[0])
-    start = search.point
+    search = _Search(runs, halves[0], simulated)
     end = search.run()
-    before, after = runs.of(start), runs.of(end)
-    errors = [_errors(replay.measured, before, after, half) for half in halves]
+    after = runs.of(end)
+    errors = [_errors(replay.measured, simulated, after, half) for half in halves]
     warnings = search.warnings(errors[1])
     fitted = runs.with_constants(end)
     line = _line(with_host(replay.experiment, fitted))
@@ -249,7 +258,7 @@ def fit_host(
 
 def _errors(measured: Latencies, before: Latencies, after: Latencies, half: Bools) -> HalfErrors:
     found = [
-        float(np.median(abs(each.tpot_s[half] / measured.tpot_s[half] - 1)))
+        float(np.mean(abs(each.tpot_s[half] / measured.tpot_s[half] - 1)))
         for each in (before, after)
     ]
     return HalfErrors(int(half.sum()), *found)
@@ -261,9 +270,10 @@ class _Search:
     Args:
         runs: Simulates.
         half: Requests that are fitted, (n,).
+        simulated: With the config's own host, where the search starts.
     """
 
-    def __init__(self, runs: _Runs, half: Bools) -> None:
+    def __init__(self, runs: _Runs, half: Bools, simulated: Latencies) -> None:
         self._runs = runs
         self._half = half
         self._measured = runs.replay.measured
@@ -274,6 +284,7 @@ class _Search:
             [host.step_us] if constant else [host.step_us, host.request_us], float
         )
         self.point[0] = max(self.point[0], 1e-3)
+        runs.done[_rounded(self.point)] = simulated
         batch = max(1.0, self._mean_batch())
         self._probe: Floats = _PROBE * self._tpot_us / np.array([1.0, batch])[: len(self.point)]
         self._lower: Floats = np.array([1e-3, 0.0])[: len(self.point)]
@@ -357,12 +368,18 @@ class _Search:
         """What a reader has to know of the result."""
         told = [
             "A fit on one run is a fit on one run: compare another load before you rely on it.",
+            *self._of_arrivals(),
             *self._of_bounds(),
             *self._of_likeness(),
         ]
         if held_out.after > held_out.before:
-            told.append("The held-out half got worse: the host is not what differs.")
+            told.append("The held-out half got worse: keep the host of the config.")
         return tuple(told)
+
+    def _of_arrivals(self) -> list[str]:
+        if not self._runs.replay.drawn:
+            return []
+        return ["Arrivals were drawn anew: requests met other batches than in the run."]
 
     def _of_bounds(self) -> list[str]:
         told = []
@@ -370,8 +387,13 @@ class _Search:
         simulated = float(np.median(self._errors(self.point)))
         if self.point[0] <= self._lower[0] * 1.01 and simulated > _ENOUGH:
             told.append(
-                f"The host ended at nothing, and the simulated TPOT is still {simulated:.1%} above "
-                "the measured one: the GPU's time differs, not the host's."
+                "The host ended at nothing, and the simulated TPOT is still "
+                f"{100 * simulated:.1f} % above the measured one: the GPU's time differs, not the "
+                "host's."
+            )
+        if len(self.point) > 1 and self.point[1] <= 0:
+            told.append(
+                "request_us ended at 0: steps grow with the batch no faster than the GPU's."
             )
         for name, value, most in zip(names, self.point, self._upper, strict=False):
             if value >= 0.999 * most:

@@ -22,6 +22,7 @@ from experiments.validation.host_fit import fit_host as fit_to
 from experiments.validation.measured import Measurement, read_measurement
 from experiments.validation.outcome import Comparison
 from experiments.validation.own_run import Latencies, Replay, prepare, simulated_latencies
+from experiments.variant import beyond_tables
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -169,11 +170,13 @@ def compare_with_server(
     replay = prepare(experiment, plan.folder, where, measured, concurrency)
     if fit_host:
         host_of(experiment, where)  # refused before anything is simulated
-    simulated = {"simulated": simulated_latencies(replay.run())}
+    result = replay.run()
+    simulated = {"simulated": simulated_latencies(result)}
     fit = None
     if fit_host:
-        fit, simulated["fitted"] = fit_to(replay, told)
-    return _compared(replay, simulated, fit, (*plan.notes, *replay.notes))
+        fit, simulated["fitted"] = fit_to(replay, simulated["simulated"], told)
+    notes = (*plan.notes, *replay.notes, *beyond_tables(result.replicas))
+    return _compared(replay, simulated, fit, notes)
 
 
 def _chosen(

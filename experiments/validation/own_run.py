@@ -62,6 +62,7 @@ class Replay:
         concurrency: Places of a closed loop; None where arrivals are those of the trace.
         requests: Rows of `Measurement.requests`, (n,), in the order of the trace.
         measured: Their latencies.
+        drawn: Whether arrival times are not those of the run, but drawn anew at its rate.
         notes: What a reader should know, one sentence each.
     """
 
@@ -72,6 +73,7 @@ class Replay:
     concurrency: int | None
     requests: pd.DataFrame
     measured: Latencies
+    drawn: bool
     notes: tuple[str, ...]
 
     def run(self, experiment: Experiment | None = None) -> SimulationResult:
@@ -141,9 +143,19 @@ def prepare(
     measured = measured_latencies(requests, trace, measurement)
     notes = [*left_out, said, *(note for note in measurement.notes if "left out" not in note)]
     notes += _of_gaps(requests, measured)
+    if experiment.warm_up_s or experiment.drain_s:
+        notes.append("warm_up_s and drain_s of the config are not used: all requests count.")
     notes += [*experiment.notes, *built.notes]
     return Replay(
-        experiment, folder, where, trace, places, requests, measured, tuple(dict.fromkeys(notes))
+        experiment=experiment,
+        folder=folder,
+        where=where,
+        trace=trace,
+        concurrency=places,
+        requests=requests,
+        measured=measured,
+        drawn=places is None and "drawn anew" in how,
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -164,6 +176,8 @@ def _arrivals(
             f"{measurement.source}: holds neither arrival times nor the rate of the run; give "
             "--concurrency N if it was a closed loop, or --column arrival_s=THEIRS for a CSV"
         )
+    if "drawn anew" in how:
+        how += " Single requests met other batches then: compare distributions."
     if isinstance(limit, int):
         how = f"{how.rstrip('.')}; the run had at most {limit} requests at once (--concurrency)."
     return None, how

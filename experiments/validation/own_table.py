@@ -120,10 +120,11 @@ def verdict(rows: Sequence[Comparison], each: Sequence[EachRequest]) -> str:
     told = [row for row in rows if math.isfinite(row.error)]
     worst = max(told, key=lambda row: abs(row.error), default=None)
     if worst is None or abs(worst.error) < _SAME:
-        return f"Nothing in the table differs by {_SAME:.1%} or more."
+        return f"Nothing in the table differs by {100 * _SAME:g} % or more."
+    what, _, unit = heading(worst.metric).removesuffix(")").partition(" (")
     text = (
-        f"{heading(worst.metric)} differs most: {number(worst.measured)} measured, "
-        f"{number(worst.simulated)} simulated ({signed(worst.error)})."
+        f"{what[0].upper()}{what[1:]} differs most: {number(worst.measured)} {unit} measured, "
+        f"{number(worst.simulated)} {unit} simulated ({signed(worst.error)})."
     )
     name = worst.metric.partition("_")[0]
     one_sided = [one for one in each if max(one.lower, 1 - one.lower) >= 0.75 and one.median_s]
@@ -137,8 +138,8 @@ def _of_each(one: EachRequest) -> str:
     unit, factor = LATENCIES[one.metric]
     return (
         f"The simulated {one.metric.upper()} is {'below' if lower else 'above'} the measured one "
-        f"in {share:.0%} of the requests, by {number(abs(one.median_s) * factor)} {unit} in the "
-        "median."
+        f"in {100 * share:.0f} % of the requests, by {number(abs(one.median_s) * factor)} {unit} "
+        "in the median."
     )
 
 
@@ -191,7 +192,7 @@ def each_table(entries: Sequence[EachRequest], label: str = "each request") -> s
     for one in entries:
         shares = [f"{100 * share:.1f} %" for share in (one.median_abs, one.p90_abs)]
         cells = [one.metric.upper(), f"{one.requests:,}", *shares, signed(one.tail)]
-        lines.append([*cells, f"in {one.lower:.0%}"])
+        lines.append([*cells, f"in {100 * one.lower:.0f} %"])
     return aligned(lines)
 
 

@@ -163,6 +163,14 @@ def test_a_log_axis_leaves_out_zeros_and_keeps_their_share():
     assert min(fig.data[0].y) > 0.2
 
 
+def test_a_log_axis_of_less_than_a_decade_has_round_labels():
+    run = Run("a")
+    spans = np.linspace(0.31, 0.38, 250) * S  # of ten gaps
+    run.requests["last_token_ns"] = run.requests["first_token_ns"] + spans.astype(np.int64)
+    fig = figures.figure("tpot", figures.lines_of([run], "tpot"), STYLES["paper"], "log")
+    assert fig.layout.xaxis.tickvals == (30, 32, 34, 36, 38)
+
+
 def test_html_and_csv_are_written_without_images(tmp_path):
     plotted = figures.plot([Run("a"), Run("b", "orca")], tmp_path, formats=["html"])
     names = {path.name for path in plotted.files}

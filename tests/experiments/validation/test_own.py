@@ -36,7 +36,7 @@ def test_the_servers_own_config_gives_no_error(server: Server, tmp_path: Path) -
     assert names[-2:] == ["output_tokens_per_s", "makespan_s"]
     assert largest_error(compared) < 1e-9
     assert all(one.median_abs < 1e-9 for one in compared.each["simulated"])
-    assert compared.verdict == "Nothing in the table differs by 0.1% or more."
+    assert compared.verdict == "Nothing in the table differs by 0.1 % or more."
 
 
 @pytest.mark.parametrize("form", ["aiperf", "csv"])
@@ -225,7 +225,7 @@ def test_the_command_prints_the_table_and_writes_the_figures(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--config quickstart", "expected --config CONFIG and --measured FILE"),
+        ("--config quickstart", "--config CONFIG and --measured FILE"),
         ("--config nowhere.yaml --measured m.json", "nowhere.yaml"),
         ("--config quickstart --measured m --variant vllm-v1", "m: no such file"),
         ("--config quickstart --measured m --fit gpu", "--fit gpu: expected host"),
