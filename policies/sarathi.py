@@ -47,7 +47,7 @@ class Sarathi(Policy):
                 break
             batch.tokens[request] = tokens = min(request.remaining_tokens, left)
             left -= tokens
-        if state.short_of_blocks:
+        if state.preempted or state.held_back:
             batch.cause = Cause.PREEMPTED
         elif state.waiting:
             left = self._admit(state, batch, left)

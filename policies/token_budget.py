@@ -60,7 +60,7 @@ class TokenBudget(Policy):
         if left is None:
             batch.all_decodes = False
             left = self._serve_in_turn(state, batch)
-        if state.short_of_blocks:
+        if state.preempted or state.held_back:
             batch.cause = Cause.PREEMPTED
         elif state.waiting:
             left = self._admit(state, batch, left)

@@ -28,7 +28,7 @@ from sim.errors import ConfigError
 from sim.flight import DecisionNotes, Flight
 from sim.policy import Riders
 from sim.records import Recorder
-from sim.replica import FIRST_RUN, LONGEST_RUN, Replica, ReplicaSpec, Surroundings
+from sim.replica import FIRST_RUN, Replica, ReplicaSpec, Surroundings
 from sim.request import NEVER, Request
 from sim.stages import PipelineStepTime
 from sim.step_time import StepTimeModel, StepWork
@@ -85,7 +85,9 @@ class PipelineReplica(Replica):
         self._spare_groups: list[DecodeGroup] = []
         self._launched = 0
         self._busy_until_ns = 0
+        self._landing = False
         super().__init__(env, spec, surroundings, recorder, **options)
+        self._logs_stages, self._keeps_steps = self._keeps_steps, False
         assert isinstance(self.step_time, PipelineStepTime)
         self._models: tuple[StepTimeModel, ...] = self.step_time.stages
         self.stage_busy_ns = [0] * len(self._models)
@@ -135,6 +137,14 @@ class PipelineReplica(Replica):
             self._idle = False
             if self._stages[0] is None and self._run_ahead is None and self._has_something():
                 self._pass()
+
+    def _pass(self) -> bool:
+        self.state.held_back = []
+        return super()._pass()
+
+    def _repeated_pass(self, now: int) -> None:
+        super()._repeated_pass(now)
+        self.state.held_back = []
 
     def _ring(self) -> None:
         if self._idle and self._stages[0] is None:
@@ -194,15 +204,10 @@ class PipelineReplica(Replica):
 
     def _end(self, ride: _Ride) -> None:
         """The batch has left the last stage: only now do its effects exist."""
-        flight = ride.flight
-        del self.in_flight[0]
-        n, now = len(flight.ends_ns), flight.ends_ns[-1]
-        if n == 1 and not flight.applied:
-            self._apply_single(flight, now)
-        else:
-            self._advance(flight, n)
         self.state.bring_back(ride.riders)
-        self._conclude(flight, n, now)
+        self._landing = True
+        self._complete()
+        self._landing = False
         self._reunite(ride.riders.group)
         if self._check:
             self.verify()
@@ -268,11 +273,8 @@ class PipelineReplica(Replica):
         """Phase (1): a run is over, uncut or cut at a boundary of this instant."""
         ride = self._run_ahead
         assert ride is not None
-        n = len(ride.flight.ends_ns)
-        if n == self._longest_run:
-            self._longest_run = min(2 * n, LONGEST_RUN)
         self._run_ahead = None
-        self._log_run(ride, n)
+        self._log_run(ride, len(ride.flight.ends_ns))
         self._end(ride)
         self._ring()
 
@@ -358,13 +360,10 @@ class PipelineReplica(Replica):
         self.busy_ns -= max(0, self._busy_until_ns - flight.start_ns)
         self._busy_until_ns = end
 
-    def _log_steps(self, flight: Flight, n: int) -> None:
-        """Rows are written stage by stage, when a batch leaves one."""
-
     def _log_stage(self, ride: _Ride, now: int) -> None:
         busy = ride.ready_ns - ride.entered_ns
         self.stage_busy_ns[ride.stage] += busy
-        if self._keeps_steps:
+        if self._logs_stages:
             self._log(ride, 1, ride.stage, ride.entered_ns, now, busy)
 
     def _log_run(self, ride: _Ride, n: int) -> None:
@@ -375,7 +374,7 @@ class PipelineReplica(Replica):
             busy = sum(of_stage[:n])
             self.stage_busy_ns[stage] += busy
             end += of_stage[n - 1]
-            if self._keeps_steps:
+            if self._logs_stages:
                 self._log(ride, n, stage, start, end, busy)
             start += of_stage[0]
 
@@ -386,6 +385,11 @@ class PipelineReplica(Replica):
     def _timer_rings(self, _: Event) -> None:
         self._timer_ns = NEVER
         self.notify()
+
+    def verify(self) -> None:
+        """As of one stage, where the group that has just come back is one with the others."""
+        if not self._landing:
+            super().verify()
 
     def settle(self) -> None:
         """Bring every request up to date when the run is stopped before it ended."""

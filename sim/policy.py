@@ -38,7 +38,7 @@ class ReplicaState:
         preempted: Requests preempted in this pass, in order.
         held_back: Requests that would have had to preempt themselves in this pass, and were spared
             since another batch is under way: they keep their blocks and are not scheduled (rule
-            87).
+            87). Who preempts admits nobody in a pass that has `preempted` or `held_back` anyone.
         max_model_len: Longest prompt + max_tokens, or None.
         watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
     """
@@ -86,11 +86,6 @@ class ReplicaState:
     def num_decoding(self) -> int:
         """Running requests whose prefill is complete."""
         return len(self.running) - len(self.prefilling)
-
-    @property
-    def short_of_blocks(self) -> bool:
-        """Whether somebody gave way in this pass, so that policies which preempt admit nobody."""
-        return bool(self.preempted or self.held_back)
 
     def admit(self, request: Request, cached_tokens: int = 0) -> None:
         """Move a waiting request to the tail of running; the caller has allocated its blocks.

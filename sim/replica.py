@@ -32,7 +32,7 @@ from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork, asks_spread,
 
 # Iterations computed ahead: doubled while runs are not cut, so that little is computed in vain.
 FIRST_RUN = 16
-LONGEST_RUN = 4096
+_LONGEST_RUN = 4096
 _PATIENCE = 1000
 
 
@@ -292,8 +292,6 @@ class Replica:
         while True:
             if state.preempted:
                 state.preempted = []
-            if state.held_back:
-                state.held_back = []
             if state.admitted:
                 state.admitted = []
             if state.loaded and policy.joins_loaded:
@@ -456,26 +454,24 @@ class Replica:
         n = len(flight.ends_ns)
         now = flight.ends_ns[-1]
         if n == self._longest_run:
-            self._longest_run = min(2 * n, LONGEST_RUN)
+            self._longest_run = min(2 * n, _LONGEST_RUN)
         if n == 1 and not flight.applied:
             self._apply_single(flight, now)
         else:
             self._advance(flight, n)
-        self._conclude(flight, n, now)
-        if self._check:
-            self.verify()
-
-    def _conclude(self, flight: Flight, n: int, now: int) -> None:
-        """What follows from iterations applied: who has its last token leaves, others emit."""
         done: list[Request] = []
         if flight.ticks and flight.group.finish[0][0] <= flight.group.clock:
             self._finish_decodes(flight.group, done)
         self._count(flight, n)
-        self._finish_prefills(flight, done, now)
+        for request, _ in flight.chunks:
+            if request.computed_then == request.target_tokens and self._prefilled(request, now):
+                done.append(request)
         if done:
             if len(done) > 1 and flight.batch.in_running_order:
                 done.sort(key=_by_seat)
             self._leave(done, now)
+        if self._check:
+            self.verify()
 
     def _finish_decodes(self, group: DecodeGroup, done: list[Request]) -> None:
         """Requests that emitted their last token here with the tick just completed."""
@@ -488,11 +484,6 @@ class Replica:
             done.sort(key=_by_seat)
         for request in done:
             self._leave_group(request)
-
-    def _finish_prefills(self, flight: Flight, done: list[Request], now: int) -> None:
-        for request, _ in flight.chunks:
-            if request.computed_then == request.target_tokens and self._prefilled(request, now):
-                done.append(request)
 
     def _prefilled(self, request: Request, now: int) -> bool:
         """A prefill is complete and emits a token. True if it was the last to be emitted here."""
@@ -612,17 +603,12 @@ class Replica:
         else:
             self._look_for_progress()
         if self._keeps_steps:
-            self._log_steps(flight, n)
+            start, used = flight.start_ns, self.kv.total_blocks - self.kv.free_blocks
+            self._recorder.step(
+                self.place, flight, n, start, end, used, len(self.state.waiting), 1, end - start
+            )
         if flight.notes is not None:
             self._recorder.decisions += flight.notes.decisions(flight, n, self.place)
-
-    def _log_steps(self, flight: Flight, n: int) -> None:
-        """One row for the first `n` iterations of a flight: there is one stage."""
-        start, end = flight.start_ns, flight.ends_ns[n - 1]
-        used = self.kv.total_blocks - self.kv.free_blocks
-        self._recorder.step(
-            self.place, flight, n, start, end, used, len(self.state.waiting), 1, end - start
-        )
 
     def _set_timer(self, when_ns: int) -> None:
         """The policy wants a pass at this instant although nothing may happen."""
