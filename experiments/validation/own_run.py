@@ -141,7 +141,9 @@ def prepare(
     _refuse_over_long(trace, built.max_model_len, where)
     requests = measurement.requests.loc[trace.row - 1]
     measured = measured_latencies(requests, trace, measurement)
-    notes = [*left_out, said, *(note for note in measurement.notes if "left out" not in note)]
+    told = ("left out", "no arrival times")  # by the notes of the trace
+    notes = [*left_out, said]
+    notes += [note for note in measurement.notes if not any(text in note for text in told)]
     notes += _of_gaps(requests, measured)
     if experiment.warm_up_s or experiment.drain_s:
         notes.append("warm_up_s and drain_s of the config are not used: all requests count.")
@@ -179,7 +181,10 @@ def _arrivals(
     if "drawn anew" in how:
         how += " Single requests met other batches then: compare distributions."
     if isinstance(limit, int):
-        how = f"{how.rstrip('.')}; the run had at most {limit} requests at once (--concurrency)."
+        how += (
+            f" The run had at most {limit} requests at once: --concurrency {limit} serves them in "
+            "a closed loop."
+        )
     return None, how
 
 

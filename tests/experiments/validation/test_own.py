@@ -61,6 +61,15 @@ def test_without_times_a_limit_on_concurrency_is_a_closed_loop(tmp_path: Path) -
     assert "Arrivals: a closed loop of 6 requests, the file's limit" in str(compared)
 
 
+def test_arrivals_that_have_to_be_drawn_are_said_to_be(server: Server, tmp_path: Path) -> None:
+    compared = compare_with_server(config_of(), server.sglang(tmp_path, request_rate=12.0))
+
+    assert compared.replay.drawn
+    assert str(compared).count("the file has none; drawn anew at its rate of 12 a second") == 1
+    assert "Single requests met other batches then" in str(compared)
+    assert "makespan_s" not in set(compared.table().metric)
+
+
 def test_a_closed_loop_may_be_asked_for(server: Server, tmp_path: Path) -> None:
     compared = compare_with_server(config_of(), server.vllm(tmp_path), concurrency=3)
     requests = compared.requests()
