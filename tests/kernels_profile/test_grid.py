@@ -115,8 +115,10 @@ def test_distance_is_a_ratio_and_from_zero_a_difference() -> None:
 
 
 def test_points_left_out_are_compared_with_their_neighbours() -> None:
-    made = grid({(1,): 1.0, (2,): 2.0, (3,): 6.0})
+    made = grid({(2,): 1.0, (4,): 2.0, (6,): 6.0})
     assert made.left_out_errors() == [pytest.approx(0.75)]
+    edge = grid({(16,): 1.0, (32,): 1.0, (33,): 2.0, (48,): 2.0})
+    assert edge.left_out_errors() == []
 
 
 def test_a_point_given_twice_is_a_bug_of_ours() -> None:

@@ -151,6 +151,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"outside": "roofline-scaled", "cuda_graphs": EAGER, "tensor_parallel": 2},
     {"host": HostOverhead(400.0, 3.0, form="max")},
     {"host": HostOverhead(400.0, form="constant"), "cuda_graphs": graphs_of([3, 50])},
+    {"host": HostOverhead(40.0, 3.0, eager_layer_us=300.0), "cuda_graphs": graphs_of([16])},
     {"noise_cv": 0.1},
     {"noise_cv": 0.1, "host": HostOverhead(90.0, 3.0, form="max")},
 ]
