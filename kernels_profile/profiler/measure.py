@@ -58,10 +58,12 @@ class Choices:
         self.path = path
         self._chosen: dict[str, str] = {}
         if path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):
-                    if row["config"]:  # a line that was cut off has none
-                        self._chosen[row["shapes"]] = row["config"]
+            text = path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]  # less a line that was cut off
+            if whole != text:
+                path.write_text(whole, encoding="utf-8")
+            for row in csv.DictReader(whole.splitlines()):
+                self._chosen[row["shapes"]] = row["config"]
 
     def of(self, point: Point) -> Any:
         """The choice for points of this shape; None if there is only one, or none was made yet."""
@@ -77,7 +79,7 @@ class Choices:
         """Keep the quickest of some configurations, by what each took; returns it."""
         name, best = class_name(point, configs), min(configs, key=lambda c: times[str(c)])
         self._chosen[name] = str(best)
-        new = not self.path.is_file()
+        new = not self.path.is_file() or not self.path.stat().st_size
         others = "; ".join(f"{said}: {us:.2f}" for said, us in times.items())
         with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")

@@ -47,14 +47,17 @@ def profile(
     effort = effort_on(found)
     plan = lay_out(request, found, effort)
     store = Store(request.out, found.spec.name)
-    run = this_run(request.command)
-    times = INTERPRETED if found.kind == "cpu" else DEVICE_TIMES
-    notes = [times, LIBRARY_KERNELS, *plan.notes, *store.notes]
-    write_origin(request.out, found, notes, run)
     for note in store.notes:
         say(note)
     points = missing(plan.points, store)
     outcome = Outcome(known=len(plan.points) - len(points), left_out=plan.left_out)
+    if not points:
+        say("nothing is left to measure")
+        return outcome
+    run = this_run(request.command)
+    times = INTERPRETED if found.kind == "cpu" else DEVICE_TIMES
+    notes = [times, LIBRARY_KERNELS, *plan.notes, *store.notes]
+    write_origin(request.out, found, notes, run)
     measurer = _measurer(request, found, effort, points, say)
     try:
         measure_all(
@@ -88,7 +91,7 @@ def _measurer(
 ) -> Measures:
     from kernels_profile.profiler.measure import Choices, Measurer
 
-    if found.kind == "cuda" and points:
+    if found.kind == "cuda":
         from kernels_profile.profiler.precompile import compile_ahead
 
         limit_s = math.inf if request.budget_s is None else COMPILE_SHARE * request.budget_s

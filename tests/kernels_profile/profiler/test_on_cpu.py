@@ -74,13 +74,12 @@ def test_it_is_marked_as_no_profile_of_any_device(profiled: Path) -> None:
         find_data_sets([profiled], "h200")
 
 
-def test_a_second_run_measures_nothing_and_changes_no_table(profiled: Path) -> None:
-    before = {path.name: path.read_bytes() for path in profiled.glob("*.csv")}
+def test_a_second_run_measures_nothing_and_changes_nothing(profiled: Path) -> None:
+    before = {path.name: path.read_bytes() for path in profiled.iterdir()}
     outcome = profile(request(profiled), progress=Lines(lambda text: None))
     assert outcome.measured == 0
     assert outcome.known == sum(len(DataSet(profiled).table(n) or ()) for n in names(profiled))
-    assert {path.name: path.read_bytes() for path in profiled.glob("*.csv")} == before
-    assert [run["points"] for run in DataSet(profiled).meta.more["runs"]][-1] == 0
+    assert {path.name: path.read_bytes() for path in profiled.iterdir()} == before
 
 
 def names(folder: Path) -> list[str]:
@@ -305,6 +304,22 @@ def test_the_quickest_configuration_is_chosen_once_a_class(tmp_path: Path) -> No
     assert f",{configs[1]},10.0000," in written[1]
     again = Measurer("cpu", ONE_SET, Choices(path), Fake())  # type: ignore[arg-type]
     assert again.measure(point)["time_us"] == 30.0  # no candidate was timed anew
+
+
+def test_a_choice_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
+    from kernels_profile.profiler.choosers import candidates
+    from kernels_profile.profiler.measure import Choices
+
+    path, (first, second) = tmp_path / "configs.csv", points(TINY_MODEL, "linear")[:2]
+    configs = candidates(first)
+    times = {str(config): float(i) for i, config in enumerate(configs, start=1)}
+    Choices(path).add(first, configs, times)
+    assert str(Choices(path).of(first)) == str(configs[0])
+    path.write_text(path.read_text()[:-5])
+    again = Choices(path)
+    assert again.of(first) is None
+    again.add(second, candidates(second), times)
+    assert str(Choices(path).of(second)) == str(configs[0])
 
 
 CLEAN = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
