@@ -17,8 +17,9 @@ from experiments.config import Plan
 from experiments.names import unknown
 from experiments.schema import Experiment
 from experiments.validation import own_figures, own_table
-from experiments.validation.host_fit import HostFit, host_of
+from experiments.validation.host_fit import HostFit
 from experiments.validation.host_fit import fit_host as fit_to
+from experiments.validation.host_keys import host_of
 from experiments.validation.measured import Measurement, read_measurement
 from experiments.validation.outcome import Comparison
 from experiments.validation.own_run import Latencies, Replay, prepare, simulated_latencies
@@ -109,7 +110,7 @@ class ServerComparison:
             Path(folder),
             self._lines(),
             self.requests(),
-            list(self.comparisons.items()),
+            self.table(),
             tuple(formats),
             own_figures.about(self.replay),
         )

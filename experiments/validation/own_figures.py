@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from experiments.cdf import Curve, curve_of_gaps, curve_of_values
 from experiments.figures import Line, Plotted, figure, write
 from experiments.looks import SCREEN, STYLES, Look, looks
-from experiments.validation.outcome import Comparison
 from experiments.validation.own_run import Latencies, Replay
 from experiments.validation.own_table import both, number
 
@@ -74,7 +73,7 @@ def save(
     out: Path,
     drawn: dict[str, list[Line]],
     requests: pd.DataFrame,
-    rows: Sequence[tuple[str, Sequence[Comparison]]],
+    table: pd.DataFrame,
     formats: Sequence[str],
     about: str,
 ) -> Plotted:
@@ -84,22 +83,12 @@ def save(
         out: Folder, made where there is none.
         drawn: Of `lines_of`.
         requests: Of `requests_table`.
-        rows: Of the table, by the label of the simulation.
+        table: Of all comparisons.
         formats: Of figures: html, svg, pdf, png; none for none.
         about: A sentence above the figures.
     """
-    import pandas as pd
-
     out.mkdir(parents=True, exist_ok=True)
     requests.to_csv(out / "requests.csv", index=False, lineterminator="\n")
-    table = pd.DataFrame(
-        [
-            (label, row.metric, row.measured, row.simulated, row.error)
-            for label, each in rows
-            for row in each
-        ],
-        columns=["run", "metric", "measured", "simulated", "error"],
-    )
     table.to_csv(out / "comparison.csv", index=False, lineterminator="\n")
     written = (out / "comparison.csv", out / "requests.csv")
     if not formats:

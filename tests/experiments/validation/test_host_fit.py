@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.validation.host_fit import MOST_SIMULATIONS
+from experiments.validation.host_search import MOST_SIMULATIONS
 from experiments.validation.own import ServerComparison, compare_with_server
 from sim.errors import ConfigError
 from tests.experiments.validation.served import HOST, Server, config_of
