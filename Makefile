@@ -5,6 +5,7 @@ PYTHON ?= python3
 JOBS ?= 2
 N ?= 2000
 BENCH ?=
+VALIDATE ?=
 
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
@@ -12,7 +13,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 SUB := $(MAKE) --no-print-directory --silent
 
-.PHONY: help demo test slow kernels conformance bench lint clean
+.PHONY: help demo test slow kernels validate conformance bench lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +21,7 @@ help:
 	@echo "make test          run the quick tests"
 	@echo "make slow          run the slow tests (packaging, long random runs)"
 	@echo "make kernels       check the Triton kernels without a GPU (installs torch and triton)"
+	@echo "make validate      hold the simulator against measured servers (needs the shared data)"
 	@echo "make conformance   compare with the reference on N=2000 random workloads"
 	@echo "make bench         measure requests and iterations per second"
 	@echo "make lint          ruff, its formatter and mypy"
@@ -44,6 +46,11 @@ kernels:
 	@echo "make kernels: installs torch and triton into .venv if need be, then checks the kernels on the CPU"
 	@$(SUB) .venv/.installed-kernels
 	@$(PYTEST) --dist load -m "kernels and not gpu" $(TESTFLAGS)
+
+validate:
+	@echo "make validate: simulates what was measured of real servers; writes results/validation (a few minutes)"
+	@$(SUB) .venv/.installed
+	@$(BIN)/phasewise validate $(VALIDATE)
 
 conformance:
 	@echo "make conformance: compares with the reference simulator on $(N) random workloads"

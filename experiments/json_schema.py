@@ -152,9 +152,18 @@ def _option(field: dataclasses.Field[Any], hint: Any, said: Mapping[str, str]) -
 
 def _step_time(described: Mapping[str, Any]) -> Schema:
     host = {"anyOf": [{"enum": [*HOSTS]}, _of_class(HostOverhead)]}
+    efficiencies = {
+        "type": "string",
+        "description": "Device whose fitted efficiencies to take, such as one of the same "
+        "architecture. Default: the device's own, or the median of all where it has none.",
+    }
     roofline = {
         "type": "object",
-        "properties": {"model": {"const": "roofline"}, "host": host},
+        "properties": {
+            "model": {"const": "roofline"},
+            "host": host,
+            "efficiencies": efficiencies,
+        },
         "additionalProperties": False,
     }
     return {

@@ -137,11 +137,16 @@ def _roofline(
 ) -> StepTimeModel:
     from kernels_profile.roofline import RooflineStepTime
 
+    known = ["host", "efficiencies"]
     for key in chosen:
-        if key != "host":
-            hint = suggestion(key, ["host"])
+        if key not in known:
+            hint = suggestion(key, known)
             raise ConfigError(f"{where}.{key}: roofline has no such option; {hint}")
-    more = {"host": host(chosen["host"], f"{where}.host")} if "host" in chosen else {}
+    more: dict[str, Any] = {}
+    if "host" in chosen:
+        more["host"] = host(chosen["host"], f"{where}.host")
+    if "efficiencies" in chosen:
+        more["efficiencies"] = str(chosen["efficiencies"])
     try:
         return RooflineStepTime(
             model,

@@ -44,7 +44,9 @@ class ProfileOptions:
         collectives: Backend of the table's collectives (default: that of CUDA graphs), or
             {latency_us: x, bandwidth_bytes_per_s: y} instead of a table.
         sustained_clock: Share of the clock at which the tables' kernels were timed that a serving
-            load leaves to compute-bound matrix products (0.8 for aiconfigurator's tables).
+            load leaves to compute-bound matrix products (0.85 for aiconfigurator's tables).
+        tables_of: Device that the tables are of, where the pool's has none, such as one of the same
+            architecture: each time is scaled by the ratio that the two data sheets give.
     """
 
     data: str | list[str] | None = None
@@ -55,6 +57,7 @@ class ProfileOptions:
     noise: str | bool | dict[str, float] = "table"
     collectives: str | dict[str, float] | None = None
     sustained_clock: float = field(default=1.0, metadata={"minimum": 0.1, "maximum": 1})
+    tables_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,12 @@ def profile(
     }
     if "host" in chosen:
         more["host"] = host(chosen["host"], f"{where}.host")
-    sets = _data_sets(said.data, device, f"{where}.data", folder)
+    if said.tables_of is not None:
+        with_tables = _lender(said.tables_of, f"{where}.tables_of")
+        more["lender"] = with_tables
+    else:
+        with_tables = device
+    sets = _data_sets(said.data, with_tables, f"{where}.data", folder)
     kind = GroupedStepTime if pool.data_parallel_attention > 1 else ProfiledStepTime
     try:
         return kind(
@@ -190,6 +198,15 @@ def table_files(pool: Pool, folder: Path) -> list[Path]:
 
 def _is_of_tables(file: Path) -> bool:
     return file.suffix == ".csv" or file.name == "meta.yaml"
+
+
+def _lender(name: str, where: str) -> DeviceSpec:
+    from sim.specs import load_device
+
+    try:
+        return load_device(name)
+    except PhasewiseError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _data_sets(

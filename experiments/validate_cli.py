@@ -1,4 +1,4 @@
-"""The command ``phasewise validate``: a user's own server against the simulation."""
+"""The command ``phasewise validate``: measured servers, and a user's own, beside the simulation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ from typing import Annotated
 
 import typer
 
-from experiments.guard import guarded
+from experiments.guard import FAILED, guarded
 
 
 @guarded
 def validate(
+    cases: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CASE]...",
+            help="Cases to run (experiments/validation/cases); none for all. Not with --config.",
+        ),
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="Cases: print every measured row.")] = False,
+    update: Annotated[
+        bool,
+        typer.Option("--update", help="Cases: write the committed table anew (expected.csv)."),
+    ] = False,
+    only_changes: Annotated[
+        bool,
+        typer.Option(
+            "--only-changes",
+            help="Cases: a missed bar is no failure, only a change from the committed table.",
+        ),
+    ] = False,
     config: Annotated[
         str | None,
         typer.Option(
@@ -61,14 +80,19 @@ def validate(
         str, typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none.")
     ] = "html",
 ) -> None:
-    """Hold the simulation against what your own server measured."""
+    """Hold the simulation against measured servers, or (--config, --measured) against your own."""
+    if config is None and measured is None:
+        _run_cases(cases or [], out, rows=rows, update=update, only_changes=only_changes)
+        return
+    if cases:
+        raise _misuse(f"{cases[0]}: a case brings its own config and measurement")
     from experiments.config import slug
     from experiments.outcome import formats_of, pairs
     from experiments.validation.own import compare_with_server
     from sim.errors import ConfigError
 
     if config is None or measured is None:
-        raise ConfigError("validate: expected --config CONFIG and --measured FILE")
+        raise _misuse("expected both --config CONFIG and --measured FILE, or neither")
     if fit not in (None, "host"):
         raise ConfigError(f"--fit {fit}: expected host")
     formats = formats_of(figures, "--figures")
@@ -88,3 +112,43 @@ def validate(
     folder = out or Path("results") / f"{slug(compared.replay.experiment.name)}-measured"
     for path in compared.save(folder, formats):
         typer.echo(f"wrote {path}", err=True)
+
+
+def _misuse(text: str) -> Exception:
+    from sim.errors import ConfigError
+
+    return ConfigError(f"validate: {text}")
+
+
+def _run_cases(
+    names: list[str], out: Path | None, *, rows: bool, update: bool, only_changes: bool
+) -> None:
+    """Run shipped cases; exit code 1 where a bar is missed or the committed table differs."""
+    from experiments.validation import expected, overlays, report
+    from experiments.validation.outcome import Outcome
+    from experiments.validation.run import run_cases
+
+    folder = out or Path("results") / "validation"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def tell(outcome: Outcome) -> None:
+        typer.echo(report.render(outcome, with_rows=rows) + "\n")
+
+    outcomes = run_cases(names, folder, tell)
+    written = [report.write_rows(outcomes, folder / "rows.csv")]
+    page = overlays.write(outcomes, folder / "overlays.html")
+    for path in [*written, *([page] if page else [])]:
+        typer.echo(f"wrote {path}", err=True)
+    missed = [bar for outcome in outcomes for bar in outcome.bars if not bar.passed]
+    bars = sum(len(outcome.bars) for outcome in outcomes)
+    typer.echo(f"{bars - len(missed)} of {bars} bars are met")
+    for bar in missed:
+        typer.echo(f"MISS  {bar.case}: {bar.text}: {bar.value:.1%}")
+    if update:
+        expected.write(outcomes)
+        typer.echo(f"wrote {expected.EXPECTED}", err=True)
+    changed = expected.changes(outcomes)
+    for text in changed:
+        typer.echo(f"changed: {text}")
+    if changed or (missed and not only_changes):
+        raise typer.Exit(FAILED)

@@ -41,17 +41,21 @@ class Analytic:
         device: Data sheet.
         precision: Of the linear layers.
         kv_dtype: Of the KV cache.
+        efficiencies: Device whose fitted efficiencies to take; None for its own.
     """
 
-    def __init__(self, device: DeviceSpec, precision: str, kv_dtype: str) -> None:
+    def __init__(
+        self, device: DeviceSpec, precision: str, kv_dtype: str, efficiencies: str | None = None
+    ) -> None:
         self.device = device
+        self._of = efficiencies or device.name
         self.precision = precision
         self.kv_bytes = KV_BYTES[kv_dtype]
         self._kv_dtype = kv_dtype
         self._book = CurveBook()
         self._kv = "fp8" if kv_dtype == "fp8" else "bf16"
         self._found: dict[tuple[str, str], Curve] = {}
-        self._mixed = self._kv == "bf16" and self._book.measured("mixed_attention", device.name)
+        self._mixed = self._kv == "bf16" and self._book.measured("mixed_attention", self._of)
 
     def linear(self, n: float, k: float, tokens: float, dtype: str = "") -> float:
         """A matrix product of `tokens` rows."""
@@ -205,5 +209,5 @@ class Analytic:
 
     def _curve(self, operator: str, key: str) -> Curve:
         if (operator, key) not in self._found:
-            self._found[operator, key] = self._book.find(operator, self.device.name, key).curve
+            self._found[operator, key] = self._book.find(operator, self._of, key).curve
         return self._found[operator, key]

@@ -7,12 +7,12 @@ computes, what depends on the sequences that it samples, and attention.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kernels_profile.analytic import Analytic
 from kernels_profile.attention import Mark
-from kernels_profile.lookup import Finder, Operator
+from kernels_profile.lookup import Finder, Operator, lent
 from kernels_profile.parallel import ParallelLayout
 from sim.model_part import ModelPart
 from sim.specs import ModelSpec, kv_heads_per_gpu
@@ -139,8 +139,7 @@ class Composition:
 
     def operators(self) -> list[Operator]:
         """All of them."""
-        lists = (self.rows, self.sampled, self.everyone, self.absorbed, self.projected)
-        pieces = [piece.operator for pieces in lists for piece in pieces]
+        pieces = [piece.operator for pieces in self._lists() for piece in pieces]
         pieces += [self.exchange] if self.exchange else []
         return [*pieces, self.prefill, self.decode, *([self.mixed] if self.mixed else [])]
 
@@ -352,3 +351,24 @@ class Composition:
     def _all_reduce(self, times: int) -> Piece:
         row = 2 * self.model.hidden  # bytes
         return Piece(self._collective("all_reduce"), times, lambda rows: (row * rows,))
+
+    # --- tables of another device
+
+    def scale_to(self, here: Composition) -> None:
+        """Turn operators measured on another device into those of this one.
+
+        Args:
+            here: The same composition by this device's data sheet, with the other's efficiencies.
+        """
+        for pieces, others in zip(self._lists(), here._lists(), strict=True):
+            pieces[:] = [
+                replace(piece, operator=lent(piece.operator, other.operator))
+                for piece, other in zip(pieces, others, strict=True)
+            ]
+        self.prefill = lent(self.prefill, here.prefill)
+        self.decode = lent(self.decode, here.decode)
+        if self.exchange is not None and here.exchange is not None:
+            self.exchange = lent(self.exchange, here.exchange)
+
+    def _lists(self) -> tuple[list[Piece], ...]:
+        return self.rows, self.sampled, self.everyone, self.absorbed, self.projected

@@ -63,6 +63,27 @@ class Operator:
         return self.grid.at(*self.fixed, *point)
 
 
+@dataclass(frozen=True)
+class LentOperator(Operator):
+    """An operator measured on another device, each time scaled by what two data sheets say.
+
+    Attributes:
+        target: Analytic time on this device, microseconds, with the other's efficiencies.
+    """
+
+    target: Callable[..., float] = lambda *point: 1.0
+
+    def at(self, *point: float) -> tuple[float, list[Outside]]:
+        """See `Operator.at`."""
+        us, outside = super().at(*point)
+        return us * (self.target(*point) / self.fill(*point)), outside
+
+
+def lent(operator: Operator, here: Operator) -> Operator:
+    """A measured operator of another device, scaled to `here`, the same by data sheet."""
+    return LentOperator(**vars(operator), target=here.fill)
+
+
 class Finder:
     """Looks operators up in data sets, in their order.
 

@@ -24,7 +24,7 @@ def describe(model: ProfiledStepTime) -> StepTimeOrigin:
     """Origin and stated error of a model's times."""
     operators = model.composed.operators()
     sources = list(dict.fromkeys(op.source for op in operators if op.source))
-    parts = [f"measured tables of {model.device.name}: {'; '.join(sources) or 'none used'}"]
+    parts = [f"measured tables of {_device(model)}: {'; '.join(sources) or 'none used'}"]
     between = list(dict.fromkeys(op.between for op in operators if op.between))
     if between:
         parts.append(f"interpolated: {_few(between)}")
@@ -39,6 +39,12 @@ def describe(model: ProfiledStepTime) -> StepTimeOrigin:
     ]
     parts += [f"{model.host}: {model.host.source}", _noise(model)]
     return StepTimeOrigin("profile", "; ".join(filter(None, parts)), _error(model))
+
+
+def _device(model: ProfiledStepTime) -> str:
+    if model.lender is None:
+        return model.device.name
+    return f"{model.lender.name}, scaled by data sheet to {model.device.name}"
 
 
 def _few(names: list[str]) -> str:
@@ -58,7 +64,7 @@ def _unequal(model: ProfiledStepTime) -> str:
 
 def _mixed(model: ProfiledStepTime) -> str:
     if model.composed.mixed is not None:
-        return "chunks and decodes of a step: one launch, as measured"
+        return "chunks and decodes of a step: one launch, as measured, at the mean context"
     return "chunks and decodes of a step: two launches"
 
 

@@ -48,6 +48,7 @@ from sim.specs import (
     DeviceSpec,
     ModelSpec,
     kv_heads_per_gpu,
+    load_device,
     weight_bits,
 )
 from sim.step_cost import StepCost
@@ -79,6 +80,8 @@ class RooflineStepTime:
         imbalance: How uneven experts' popularity is, see `ParallelLayout`.
         part: The layers of one pipeline stage, None for all. The host's time is that of the stage
             with the embedding, where steps begin.
+        efficiencies: Device whose fitted efficiencies to take, such as one of the same
+            architecture; None for the device's own, or the median of all where it has none.
 
     Raises:
         ConfigError: GPUs that do not divide heads or experts, an unknown precision.
@@ -97,9 +100,11 @@ class RooflineStepTime:
         data_parallel_attention: int = 1,
         imbalance: float = 0.0,
         part: ModelPart | None = None,
+        efficiencies: str | None = None,
     ) -> None:
         self.part = part or whole(model)
         model = self.part.of(model)
+        self.efficiencies = None if efficiencies is None else load_device(efficiencies).name
         self.layout = ParallelLayout(
             tensor_parallel, expert_parallel, data_parallel_attention, imbalance
         )
@@ -178,7 +183,9 @@ class RooflineStepTime:
         name = self.device.name
         borrowed = [operator for operator, fitted in self._fitted.items() if not fitted.measured]
         core = [self._fitted["gemm"], self._fitted["decode_attention"]]
-        if any(fitted.measured for fitted in core):
+        if self.efficiencies:
+            origin = f"data sheet only: {name} with the efficiencies of {self.efficiencies}"
+        elif any(fitted.measured for fitted in core):
             origin = f"data sheet of {name} and efficiencies fitted to its measured kernels"
             if borrowed:
                 origin += f" (median of other devices for {', '.join(borrowed)})"
@@ -312,7 +319,7 @@ class RooflineStepTime:
         return np.full(n, ns, dtype=np.int64)
 
     def _find_curves(self) -> None:
-        book, name = CurveBook(), self.device.name
+        book, name = CurveBook(), self.efficiencies or self.device.name
         kv = "fp8" if self.kv_dtype == "fp8" else "bf16"
         self._fitted: dict[str, FoundCurve] = {
             "gemm": book.find("gemm", name, self._gemm_key()),

@@ -69,6 +69,8 @@ class ProfiledStepTime:
         collectives: Backend or model of what GPUs send each other.
         sustained_clock: Share of the clock at which the tables' kernels were timed that a serving
             load leaves to compute-bound matrix products; see `efficiency/README.md`.
+        lender: Device that the tables are of, where it is another one: each time is scaled by the
+            ratio that the two data sheets give with the lender's efficiencies.
         expert_parallel: Of the GPUs, how many hold experts of their own.
         imbalance: How uneven experts' popularity is, see `ParallelLayout`.
         data_parallel_attention: Groups of the GPUs that attend apart; above 1 for
@@ -102,6 +104,7 @@ class ProfiledStepTime:
         expert_parallel: int = 1,
         imbalance: float = 0.0,
         data_parallel_attention: int = 1,
+        lender: DeviceSpec | None = None,
     ) -> None:
         if not 0.1 <= sustained_clock <= 1:
             raise ConfigError(f"sustained_clock: {sustained_clock}: expected 0.1 to 1")
@@ -114,6 +117,7 @@ class ProfiledStepTime:
         self.model = model
         self.device = device
         self.data = list(data)
+        self.lender = None if lender is None or lender.name == device.name else lender
         self.precision = precision
         self.kv_dtype = kv_dtype
         self.tensor_parallel = tensor_parallel
@@ -309,15 +313,11 @@ class ProfiledStepTime:
     # --- what it is made of
 
     def _compose(self, collectives: Collectives) -> None:
-        analytic = Analytic(self.device, self.precision, self.kv_dtype)
-        finder = Finder(self.data, analytic, clamp=self.outside == "clamp")
-        self.composed = Composition(
-            self.model, self.part, finder, analytic, self.precision, self.kv_dtype,
-            self.layout, collectives.finder(finder, self.layout.attention_tensor),
-            self.sustained_clock,
-        )  # fmt: skip
-        if self.layout.data_attention > 1:
-            self.composed.exchange_by(collectives.finder(finder, self.tensor_parallel))
+        tables = self.lender or self.device
+        self.composed, finder = self._composition(tables, self.data, collectives)
+        if self.lender is not None:
+            here, _ = self._composition(self.device, [], collectives)
+            self.composed.scale_to(here)
         if finder.missing and self.missing == "error":
             raise ProfileError(self._lacking(list(dict.fromkeys(finder.missing))))
         self.filled = list(dict.fromkeys(finder.missing))
@@ -326,6 +326,22 @@ class ProfiledStepTime:
         self._attention = PrefillAttention(
             self.composed.prefill, self.composed.prefill_us, self.composed.mixed
         )
+
+    def _composition(
+        self, device: DeviceSpec, data: Sequence[DataSet], collectives: Collectives
+    ) -> tuple[Composition, Finder]:
+        """Operators of a device; with the lender's efficiencies, if there is one."""
+        of = None if self.lender is None else self.lender.name
+        analytic = Analytic(device, self.precision, self.kv_dtype, of)
+        finder = Finder(data, analytic, clamp=self.outside == "clamp")
+        composed = Composition(
+            self.model, self.part, finder, analytic, self.precision, self.kv_dtype,
+            self.layout, collectives.finder(finder, self.layout.attention_tensor),
+            self.sustained_clock,
+        )  # fmt: skip
+        if self.layout.data_attention > 1:
+            composed.exchange_by(collectives.finder(finder, self.tensor_parallel))
+        return composed, finder
 
     def _lacking(self, missing: Sequence[str]) -> str:
         sets = ", ".join(str(data.folder) for data in self.data)

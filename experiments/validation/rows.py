@@ -54,11 +54,13 @@ def _matches(column: pd.Series, wanted: object) -> pd.Series:
 
 
 def value(formula: object, row: Row) -> Any:
-    """A column's value, a number as it is, or the sum of a list of these.
+    """A column's value, a number as it is, the sum of a list of these, or what ``{is: x}`` says.
 
     Raises:
         ConfigError: A column that the row has not.
     """
+    if isinstance(formula, Mapping):
+        return formula["is"]
     if isinstance(formula, list):
         return sum(value(part, row) for part in formula)
     if not isinstance(formula, str):

@@ -64,8 +64,8 @@ def run_case(case: Case, measured: Path, cache: Path) -> Outcome:
 
 def with_tables(config: Mapping[str, Any], folders: Iterable[Path]) -> dict[str, Any]:
     """The config with the folders of imported tables where its step times are from tables."""
-    step_time = config.get("step_time", {})
-    if step_time.get("model") != "profile" or "data" in step_time:
+    step_time = config.get("step_time")
+    if not isinstance(step_time, Mapping) or step_time.get("model") != "profile":
         return dict(config)
     given = {**step_time, "data": [str(folder) for folder in folders]}
     return {**config, "step_time": given}
