@@ -69,10 +69,10 @@ def make_trace(preset: str, rate_per_s: float, wanted: int, longest: int, seed: 
     return arrive(kept, "poisson", seed=seed, rate_per_s=rate_per_s)
 
 
-def step_time_of(plan: Plan, tables: Path | None, host: HostOverhead) -> StepTimeModel:
-    """The tables at `tables` (what they lack is taken from the roofline), else the roofline."""
+def step_time_of(plan: Plan, host: HostOverhead) -> StepTimeModel:
+    """The plan's tables (what they lack is taken from the roofline), else the roofline."""
     options: dict[str, Any] = {"tensor_parallel": plan.tensor_parallel, "host": host}
-    if tables is None:
+    if plan.tables is None:
         from kernels_profile.roofline import RooflineStepTime
 
         return RooflineStepTime(plan.model, plan.device, **options)
@@ -85,7 +85,7 @@ def step_time_of(plan: Plan, tables: Path | None, host: HostOverhead) -> StepTim
     return ProfiledStepTime(
         plan.model,
         plan.device,
-        find_data_sets([tables], plan.device.name),
+        find_data_sets([plan.tables], plan.device.name),
         **options,
         missing="roofline",
         cuda_graphs=CudaGraphs(sizes, False, "engine"),
@@ -156,12 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(asked: argparse.Namespace) -> list[Comparison]:
     """Serve what was asked for, simulate it, compare, print and write."""
-    plan, device, tables = plan_of(asked)
+    plan, device = plan_of(asked)
     measured, log = serve(plan, device)
     if not log:
         raise ProfileError("replay: not one step was run; give a higher rate or a longer time")
     host = host_of(log)
-    step_time = step_time_of(plan, tables, host)
+    step_time = step_time_of(plan, host)
     simulation = simulated(plan, step_time)
     compared = compare(measured, simulation)
     told = step_time.describe()
@@ -179,8 +179,8 @@ def run(asked: argparse.Namespace) -> list[Comparison]:
     return compared
 
 
-def plan_of(asked: argparse.Namespace) -> tuple[Plan, str, Path | None]:
-    """What to serve, ``cuda`` or ``cpu``, and the tables' folder if it holds any.
+def plan_of(asked: argparse.Namespace) -> tuple[Plan, str]:
+    """What to serve, and on ``cuda`` or ``cpu``.
 
     Raises:
         ProfileError: no GPU, an unknown policy, no room for the model.
@@ -201,6 +201,7 @@ def plan_of(asked: argparse.Namespace) -> tuple[Plan, str, Path | None]:
     arriving = max(1, round(asked.rate * asked.duration_s * ARRIVING))
     requests = min(arriving, asked.requests or arriving)
     longest = min(asked.max_model_len, model.max_positions, blocks * 16)
+    held = asked.tables is not None and (asked.tables / "meta.yaml").is_file()
     plan = Plan(
         model,
         found.spec,
@@ -211,9 +212,9 @@ def plan_of(asked: argparse.Namespace) -> tuple[Plan, str, Path | None]:
         duration_s=asked.duration_s,
         seed=asked.seed,
         share_layers=share,
+        tables=asked.tables if held else None,
     )
-    held = asked.tables is not None and (asked.tables / "meta.yaml").is_file()
-    return plan, found.kind, asked.tables if held else None
+    return plan, found.kind
 
 
 def _model(name: str, kind: str) -> specs.ModelSpec:

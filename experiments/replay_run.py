@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,8 @@ class Plan:
         duration_s: When the run stops, whatever is left.
         seed: Of weights and prompts.
         share_layers: All layers read the weights of the first: for models that do not fit.
+        tables: A profile of the card, whose launch configurations are used; None for the kernels'
+            first choices.
     """
 
     model: specs.ModelSpec
@@ -58,6 +61,7 @@ class Plan:
     duration_s: float = 120.0
     seed: int = 0
     share_layers: bool = False
+    tables: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ def serve(
         dtype=torch.bfloat16 if on_gpu else torch.float32,
         seed=plan.seed,
         share_layers=plan.share_layers,
+        tables=plan.tables,
     )
     sizes = [size for size in GRAPH_SIZES if size <= plan.policy.seats] if on_gpu and graphs else []
     runner = Runner(

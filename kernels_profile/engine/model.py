@@ -1,13 +1,15 @@
 """One rank of a decoder-only transformer on our kernels, with random weights of the real shapes.
 
-A step takes prefill chunks and decodes together. Rows of chunks come first, then one row for each
-decode; linear layers see them all, attention in two launches. What another rank would add (the
-all-reduces of tensor parallelism) is not run: there is one card.
+A step takes prefill chunks and decodes together, in one launch of each kernel. Attention of a step
+with a chunk runs in the prefill kernel, decodes being chunks of one token; a step of decodes alone
+has the decode kernel. What another rank would add (the all-reduces of tensor parallelism) is not
+run: there is one card.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.errors import ProfileError
@@ -25,6 +27,8 @@ EPSILON = 1e-5
 @dataclass(frozen=True)
 class Rows:
     """What one step computes, as tensors on the card; r rows, c chunks, d decodes, s sampled.
+
+    Either all rows belong to chunks, or all are decodes.
 
     Attributes:
         tokens: (r,) int64, ids of the input tokens.
@@ -119,6 +123,7 @@ class RankModel:
         share_layers: All layers read the weights of the first, for models that do not fit. Their
             KV caches stay apart. One layer is larger than a last-level cache, so that it is
             read from memory each time all the same.
+        tables: A profile of this card, whose launch configurations are used.
 
     Raises:
         ProfileError: an architecture that the engine does not run.
@@ -136,8 +141,11 @@ class RankModel:
         dtype: torch.dtype,
         seed: int = 0,
         share_layers: bool = False,
+        tables: Path | None = None,
     ) -> None:
         import torch
+
+        from kernels_profile.engine.configs import Tuned
 
         refuse_unsupported(model)
         check_tensor_parallel(model, tensor_parallel)
@@ -147,6 +155,7 @@ class RankModel:
         self.heads = model.heads // tensor_parallel
         self.kv_heads = int(kv_heads_per_gpu(model, tensor_parallel))
         self.scale = model.head_dim**-0.5
+        self._tuned = Tuned(tables)
         self._tp = tensor_parallel
         self._num_blocks = num_blocks
         self._random = torch.Generator(device).manual_seed(seed)
@@ -166,7 +175,6 @@ class RankModel:
         """Next tokens of the sampled rows by greedy choice, (s,) int64; KV is written."""
         import torch
 
-        from kernels_profile.kernels.linear import linear
         from kernels_profile.kernels.norm import rms_norm_residual
         from kernels_profile.kernels.sampling import lm_head_greedy
 
@@ -174,13 +182,19 @@ class RankModel:
         residual = None
         for layer in self.layers:
             normed, residual = rms_norm_residual(x, residual, layer.attention_norm, EPSILON)
-            x = linear(self._attend(layer, linear(normed, layer.qkv), rows), layer.output)
+            attended = self._attend(layer, self._linear(normed, layer.qkv), rows)
+            x = self._linear(attended, layer.output)
             normed, residual = rms_norm_residual(x, residual, layer.mlp_norm, EPSILON)
             x = self._mlp(layer, normed)
         assert residual is not None
         last, residual = x[rows.sampled], residual[rows.sampled]
         normed, _ = rms_norm_residual(last, residual, self.final_norm, EPSILON)
-        return lm_head_greedy(normed, self.head)
+        return lm_head_greedy(normed, self.head, config=self._tuned.head(len(normed), self.head))
+
+    def _linear(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        from kernels_profile.kernels.linear import linear
+
+        return linear(x, weights, config=self._tuned.linear(len(x), weights))
 
     def _attend(self, layer: Layer, qkv: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Write keys and values; attention of all rows, (r, heads * head_dim)."""
@@ -194,28 +208,37 @@ class RankModel:
         q, k, v = heads[:, : ends[0]], heads[:, ends[0] : ends[1]], heads[:, ends[1] :]
         if layer.qk_norms is not None:
             qk_norm(q, k, *layer.qk_norms, EPSILON)
-        caches = (layer.k_cache, layer.v_cache)
-        rotary_kv_write(q, k, v, self.cos, self.sin, rows.positions, rows.slots, *caches)
+        caches, tuned = (layer.k_cache, layer.v_cache), self._tuned
+        shape = (self.heads, self.kv_heads, dim)
+        rotary_kv_write(
+            q, k, v, self.cos, self.sin, rows.positions, rows.slots, *caches,
+            config=tuned.rotary(len(q), heads[0].numel()),
+        )  # fmt: skip
         out = q.new_empty((len(q), self.heads, dim))
-        prefills = len(q) - rows.decode_contexts.shape[0]
-        if prefills:
+        if rows.longest_chunk:
+            context = rows.chunk_tables.shape[1] * self.block_tokens
             prefill_attention(
-                q[:prefills], *caches, rows.chunk_tables, rows.chunk_starts, rows.chunk_contexts,
-                self.scale, max_chunk=rows.longest_chunk, out=out[:prefills],
+                q, *caches, rows.chunk_tables, rows.chunk_starts, rows.chunk_contexts,
+                self.scale, max_chunk=rows.longest_chunk, out=out,
+                config=tuned.prefill(shape, rows.longest_chunk, context),
             )  # fmt: skip
-        if prefills < len(q):
+        else:
+            context = rows.decode_tables.shape[1] * self.block_tokens
             decode_attention(
-                q[prefills:], *caches, rows.decode_tables, rows.decode_contexts,
-                self.scale, out=out[prefills:],
+                q, *caches, rows.decode_tables, rows.decode_contexts, self.scale, out=out,
+                config=tuned.decode(shape, len(q), context),
             )  # fmt: skip
         return out.view(len(q), self.heads * dim)
 
     def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        from kernels_profile.kernels.activation import silu_mul
-        from kernels_profile.kernels.linear import linear
-
         if layer.router is None:
-            return linear(silu_mul(linear(x, layer.gate_up)), layer.down)
+            from kernels_profile.kernels.activation import silu_mul
+
+            width = layer.down.shape[1]
+            inner = silu_mul(
+                self._linear(x, layer.gate_up), config=self._tuned.activation(len(x), width)
+            )
+            return self._linear(inner, layer.down)
         from kernels_profile.kernels.moe import expert_block
 
         return expert_block(x, layer.router, layer.gate_up, layer.down, self.spec.experts_per_token)

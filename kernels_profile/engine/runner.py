@@ -108,7 +108,7 @@ class Runner:
 def make_rows(
     model: RankModel, prefills: Sequence[Piece], sampled: Sequence[bool], decodes: Sequence[Piece]
 ) -> Rows:
-    """The tensors of a step, on the model's device.
+    """The tensors of a step, on the model's device; beside prefills, decodes are chunks too.
 
     Args:
         model: Whose step it is.
@@ -125,6 +125,8 @@ def make_rows(
     slots = [_slots(model, piece) for piece in pieces]
     last = [starts[i + 1] - 1 for i, wanted in enumerate(sampled) if wanted]
     last += [starts[i] for i in range(len(prefills), len(pieces))]
+    chunks = pieces if prefills else []
+    alone = [] if prefills else decodes
 
     def whole(values: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(np.asarray(values), dtype=dtype).to(model.device)
@@ -133,11 +135,11 @@ def make_rows(
         tokens=whole(np.concatenate([tokens for tokens, _, _ in pieces]), torch.int64),
         positions=whole(positions, torch.int64),
         slots=whole(np.concatenate(slots), torch.int64),
-        chunk_starts=whole(starts[: len(prefills) + 1], torch.int32),
-        chunk_contexts=whole([b + len(t) for t, b, _ in prefills], torch.int32),
-        chunk_tables=whole(_padded([ids for _, _, ids in prefills]), torch.int32),
-        decode_contexts=whole([b + 1 for _, b, _ in decodes], torch.int32),
-        decode_tables=whole(_padded([ids for _, _, ids in decodes]), torch.int32),
+        chunk_starts=whole(starts[: len(chunks) + 1], torch.int32),
+        chunk_contexts=whole([b + len(t) for t, b, _ in chunks], torch.int32),
+        chunk_tables=whole(_padded([ids for _, _, ids in chunks]), torch.int32),
+        decode_contexts=whole([b + 1 for _, b, _ in alone], torch.int32),
+        decode_tables=whole(_padded([ids for _, _, ids in alone]), torch.int32),
         sampled=whole(np.array(last, np.int64), torch.int64),
         longest_chunk=max(lengths[: len(prefills)], default=0),
     )

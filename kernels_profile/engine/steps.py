@@ -109,7 +109,7 @@ def measure(
     if found.kind != "cuda":
         raise ProfileError("steps: whole steps are timed on a GPU only")
     operators = operator_sum(out, model, tensor_parallel, found.spec.name)
-    rank, blocks = _rank(model, tensor_parallel)
+    rank, blocks = _rank(model, tensor_parallel, out)
     points = [point for point in POINTS if fits(point, model, blocks)]
     timer = CudaTimer(Effort())
     with torch.inference_mode():
@@ -204,7 +204,7 @@ def _blocks() -> Callable[[int], list[int]]:
     return take
 
 
-def _rank(model: ModelSpec, tensor_parallel: int) -> tuple[RankModel, int]:
+def _rank(model: ModelSpec, tensor_parallel: int, tables: Path) -> tuple[RankModel, int]:
     """The model on the card, and how many blocks its memory holds."""
     import torch
 
@@ -230,6 +230,7 @@ def _rank(model: ModelSpec, tensor_parallel: int) -> tuple[RankModel, int]:
         device="cuda",
         dtype=torch.bfloat16,
         share_layers=shared,
+        tables=tables,
     )
     return rank, blocks
 

@@ -69,8 +69,14 @@ def test_a_row_holds_the_step_and_its_operators(point: StepPoint, tmp_path: Path
     )  # fmt: skip
     made = steps.make_step(rank, point)
     assert made.tokens.shape[0] == point.prefill_tokens + point.decodes
-    tables = [*made.chunk_tables.flatten().tolist(), *made.decode_tables.flatten().tolist()]
-    assert len(tables) == len(set(tables)) == point.stored_tokens // steps.BLOCK_TOKENS
+    tables = made.chunk_tables if point.prefill_tokens else made.decode_tables
+    contexts = made.chunk_contexts if point.prefill_tokens else made.decode_contexts
+    held = [
+        block
+        for row, context in zip(tables.tolist(), contexts.tolist(), strict=True)
+        for block in row[: -(-context // steps.BLOCK_TOKENS)]
+    ]
+    assert len(held) == len(set(held)) == point.stored_tokens // steps.BLOCK_TOKENS
     row = steps.row(rank, 1, point, CpuTimer(1), lambda work: float(work.sampled_rows))
     append_rows(tmp_path, "step", [row])
     table = read_table(tmp_path / "step.csv", "step")
@@ -87,3 +93,23 @@ def test_without_a_gpu_nothing_is_called_a_step(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="timed on a GPU only"):
         steps.measure(tmp_path, load_model("llama-3.1-8b"), 1, 1.0, device="cpu")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.kernels
+@pytest.mark.usefixtures("kernels")
+def test_the_engine_launches_what_a_profile_found_quickest(tmp_path: Path) -> None:
+    import torch
+
+    from kernels_profile.engine.configs import Tuned
+    from kernels_profile.kernels.linear import choose
+    from kernels_profile.profiler.measure import Choices
+    from kernels_profile.profiler.points import Point
+
+    key = {"dtype": "bf16", "n": 96, "k": 64, "tokens": 40}
+    configs = choose(40, 96, 64)
+    times = {str(config): 10.0 - i for i, config in enumerate(configs)}
+    Choices(tmp_path / "launch_configs.csv").add(Point("linear", key, 1), configs, times)
+    weights = torch.empty(96, 64)
+    assert Tuned(tmp_path).linear(40, weights) == configs[-1] != configs[0]
+    assert Tuned(tmp_path).linear(40, weights.T) is None  # another shape was not timed
+    assert Tuned(None).linear(40, weights) is None
