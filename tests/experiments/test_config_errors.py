@@ -69,7 +69,7 @@ MISUSES = [
         BASE + "order: {name: fcfs, reverse: true}",
         "c.yaml: order.reverse: fcfs has no such option; there is none to choose",
     ),
-    (BASE + "engine: vllm-0.20", "c.yaml: engine: no engine 'vllm-0.20'; try vllm-0.10"),
+    (BASE + "engine: vllm-0.20", "c.yaml: engine: no engine 'vllm-0.20'; try vllm-0.12"),
     (
         BASE.replace("model: linear", "model: liner"),
         "c.yaml: step_time.model: no step-time model 'liner'; try linear",
