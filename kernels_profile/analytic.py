@@ -41,14 +41,15 @@ class Analytic:
         device: Data sheet.
         precision: Of the linear layers.
         kv_dtype: Of the KV cache.
-        efficiencies: Device whose fitted efficiencies to take; None for its own.
+        efficiencies: Device whose fitted efficiencies to take; None for its own, or those that its
+            sheet names.
     """
 
     def __init__(
         self, device: DeviceSpec, precision: str, kv_dtype: str, efficiencies: str | None = None
     ) -> None:
         self.device = device
-        self._of = efficiencies or device.name
+        self._of = efficiencies or device.efficiencies_of or device.name
         self.precision = precision
         self.kv_bytes = KV_BYTES[kv_dtype]
         self._kv_dtype = kv_dtype

@@ -81,7 +81,8 @@ class RooflineStepTime:
         part: The layers of one pipeline stage, None for all. The host's time is that of the stage
             with the embedding, where steps begin.
         efficiencies: Device whose fitted efficiencies to take, such as one of the same
-            architecture; None for the device's own, or the median of all where it has none.
+            architecture; None for the device's own, or those that its sheet names, or the median of
+            all where there are none.
 
     Raises:
         ConfigError: GPUs that do not divide heads or experts, an unknown precision.
@@ -104,7 +105,8 @@ class RooflineStepTime:
     ) -> None:
         self.part = part or whole(model)
         model = self.part.of(model)
-        self.efficiencies = None if efficiencies is None else load_device(efficiencies).name
+        named = efficiencies or device.efficiencies_of
+        self.efficiencies = None if named is None else load_device(named).name
         self.layout = ParallelLayout(
             tensor_parallel, expert_parallel, data_parallel_attention, imbalance
         )

@@ -59,6 +59,8 @@ class DeviceSpec:
         pcie_bytes_per_s: Host link, one direction.
         power_w: Board power limit, watts.
         note: What a user should know.
+        efficiencies_of: Device whose measured efficiencies stand for this one's, of the same chip
+            or architecture; None where its own were measured, or none come near.
     """
 
     name: str
@@ -73,6 +75,7 @@ class DeviceSpec:
     pcie_bytes_per_s: float
     power_w: float
     note: str = ""
+    efficiencies_of: str | None = None
 
     def peak_flops(self, precision: str) -> float:
         """Dense peak of the linear layers at a weight precision, FLOPs per second.

@@ -191,6 +191,21 @@ def test_every_model_that_fits_on_a_node_runs_and_says_where_its_times_come_from
     assert fitted > 10
 
 
+def test_a_device_of_the_same_chip_lends_its_efficiencies():
+    """The sheet of the 40 GB A100 names the 80 GB one; a config may name any."""
+    big, small = (roofline("llama-2-7b", name) for name in ("a100", "a100-sxm-40gb"))
+    assert "data sheet only: a100-sxm-40gb with the efficiencies of a100-sxm-80gb" in (
+        small.describe().origin
+    )
+    work = decodes(1, 100)
+    narrower = big.device.memory_bytes_per_s / small.device.memory_bytes_per_s
+    assert 1 < small.step_ns(work, 0) / big.step_ns(work, 0) < narrower
+    other = roofline("llama-2-7b", "a100-sxm-40gb", efficiencies="h100")
+    assert other.efficiencies == "h100-sxm"
+    with pytest.raises(ConfigError, match="did you mean h100"):
+        roofline("llama-2-7b", "a100", efficiencies="h10")
+
+
 def test_a_borrowed_curve_is_named():
     told = roofline("llama-3.1-8b", "a100", kv_dtype="fp8").describe()
     assert "median of other devices for decode_attention, prefill_attention" in told.origin
