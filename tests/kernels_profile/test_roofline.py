@@ -202,7 +202,7 @@ def test_a_device_of_the_same_chip_lends_its_efficiencies():
     assert 1 < small.step_ns(work, 0) / big.step_ns(work, 0) < narrower
     other = roofline("llama-2-7b", "a100-sxm-40gb", efficiencies="h100")
     assert other.efficiencies == "h100-sxm"
-    with pytest.raises(ConfigError, match="did you mean h100"):
+    with pytest.raises(ConfigError, match="did you mean"):
         roofline("llama-2-7b", "a100", efficiencies="h10")
 
 
