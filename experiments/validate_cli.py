@@ -135,7 +135,10 @@ def _run_cases(
         typer.echo(report.render(outcome, with_rows=rows) + "\n")
 
     outcomes = run_cases(names, folder, tell)
-    written = [report.write_rows(outcomes, folder / "rows.csv")]
+    written = [
+        report.write_rows(outcomes, folder / "rows.csv"),
+        report.write_text(outcomes, folder / "report.txt"),
+    ]
     page = overlays.write(outcomes, folder / "overlays.html")
     for path in [*written, *([page] if page else [])]:
         typer.echo(f"wrote {path}", err=True)

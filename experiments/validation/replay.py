@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -104,7 +105,7 @@ def _each_request(outcome: Outcome, requests: pd.DataFrame, served: Served) -> N
         for name, of in STATISTICS.items():
             outcome.add(f"{metric} {name}", of(real), of(simulated), listed=True)
         each = np.abs(simulated / real - 1)
-        outcome.add(f"{metric} each request, median error", 0, 0, listed=True,
+        outcome.add(f"{metric} each request, median error", math.nan, math.nan, listed=True,
                     distance=float(np.nanmedian(each)))  # fmt: skip
         title = f"{outcome.case.title}: {metric.removesuffix('_ms').upper()}"
         outcome.overlays.append(Overlay(title, "ms", real, simulated))

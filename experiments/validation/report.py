@@ -68,12 +68,13 @@ def _summed(case: str, metric: str, group: str, found: Sequence[Comparison]) -> 
 _HEAD = ("metric", "rows", "measured", "simulated", "error", "mean |e|", "median |e|", "worst |e|")
 
 
-def render(outcome: Outcome, *, with_rows: bool = False) -> str:
+def render(outcome: Outcome, *, with_rows: bool = False, with_notes: bool = False) -> str:
     """One case as text: its table, its bars, what was assumed, fitted and left out.
 
     Args:
         outcome: Of the case.
         with_rows: Print every row too.
+        with_notes: Print where step times and KV blocks come from, for each server.
     """
     case = outcome.case
     lines = [f"({case.number}) {case.title}", f"  source: {case.source}"]
@@ -87,7 +88,8 @@ def render(outcome: Outcome, *, with_rows: bool = False) -> str:
     lines += ["", *(verdict(outcome))]
     if case.explained:
         lines.append(f"  errors: {case.explained}")
-    lines += [f"  {note}" for note in outcome.notes]
+    if with_notes:
+        lines += ["", *(f"  {note}" for note in outcome.notes)]
     return "\n".join(lines)
 
 
@@ -137,6 +139,13 @@ def _percent(value: float) -> str:
 
 def _signed(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:+.1%}"
+
+
+def write_text(outcomes: Iterable[Outcome], path: Path) -> Path:
+    """All cases with every row and every note."""
+    texts = [render(outcome, with_rows=True, with_notes=True) for outcome in outcomes]
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
 
 
 def write_rows(outcomes: Iterable[Outcome], path: Path) -> Path:
