@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernels_profile.attention import Beyond, Mark
+from kernels_profile.attention import Beyond, Bools, Mark
 from kernels_profile.grid import Outside
 from kernels_profile.usage import Usage
 from sim.errors import ProfileError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def count(
     model: ProfiledStepTime, usage: Usage, work: StepWork, start_ns: int, ends_ns: Sequence[int]
-) -> None:
+) -> bool | Bools:
     """Add iterations that took place to the counts of a replica.
 
     Args:
@@ -28,8 +28,12 @@ def count(
         work: Of the first iteration; the contexts of the others grow.
         start_ns: When it began.
         ends_ns: End of each.
+
+    Returns:
+        Which of them rest on times beyond the grid: all, none, or a flag for each, (n,).
     """
     n, ns = len(ends_ns), ends_ns[-1] - start_ns
+    outside: bool | Bools = False
     marks, filled_ns = _steady(model, work)
     growing = _growing(model, work, n)
     usage.steps += n
@@ -39,17 +43,20 @@ def count(
         curve, deviation = model.decode_curve(work)
         usage.filled_ns += float(curve.many(_contexts(work, n), deviation).sum())
     if marks:
+        outside = True
         usage.outside_steps += n
         usage.outside_ns += ns
     elif growing:
-        outside = np.logical_or.reduce([each.steps for each in growing])
-        usage.outside_steps += int(outside.sum())
-        usage.outside_ns += int(np.diff(ends_ns, prepend=start_ns)[outside].sum())
+        flags: Bools = np.logical_or.reduce([each.steps for each in growing])
+        outside = flags
+        usage.outside_steps += int(flags.sum())
+        usage.outside_ns += int(np.diff(ends_ns, prepend=start_ns)[flags].sum())
     for mark in marks:
         usage.add(mark.name, mark.outside, n, mark.us * 1e3 * n)
     for each in growing:
         name = model.composed.decode.name
         usage.add(name, each.farthest, int(each.steps.sum()), each.ns)
+    return outside
 
 
 def refuse(model: ProfiledStepTime, work: StepWork, n: int = 1) -> None:

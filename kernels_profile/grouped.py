@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kernels_profile.attention import Mark
+from kernels_profile.attention import Bools, Mark
 from kernels_profile.composition import NOTHING, Summed, summed
 from kernels_profile.groups import share
 from kernels_profile.links import Collectives
@@ -80,9 +80,11 @@ class GroupedStepTime(ProfiledStepTime):
         """Times of `n` iterations, ns."""
         return super().exact_many_ns(self._of_group(work), n)
 
-    def count(self, usage: Usage, work: StepWork, start_ns: int, ends_ns: Sequence[int]) -> None:
+    def count(
+        self, usage: Usage, work: StepWork, start_ns: int, ends_ns: Sequence[int]
+    ) -> bool | Bools:
         """Add iterations that took place to the counts of a replica."""
-        super().count(usage, self._of_group(work), start_ns, ends_ns)
+        return super().count(usage, self._of_group(work), start_ns, ends_ns)
 
     def refuse(self, work: StepWork, n: int = 1) -> None:
         """Refuse iterations that lie outside of the measured grid."""
@@ -121,4 +123,4 @@ class GroupedStepTime(ProfiledStepTime):
         us, found = exchange.at(self.composed.exchanged_bytes(rows, all_rows))
         us *= times
         marks = tuple(Mark(exchange.name, outside, us) for outside in found)
-        return Summed(us * 1e3, us if exchange.filled else 0.0, marks)
+        return Summed(us * 1e3, us * 1e3 if exchange.filled else 0.0, marks)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels_profile.attention import Bools
 from kernels_profile.noise import Noise
 from kernels_profile.step_time import ProfiledStepTime, rounded
 from kernels_profile.usage import Usage
@@ -62,15 +63,18 @@ class ProfiledReplica:
 
     def note(
         self, work: StepWork, first_iteration: int, start_ns: int, ends_ns: Sequence[int]
-    ) -> None:
+    ) -> bool | Bools:
         """Count iterations that took place.
+
+        Returns:
+            Which of them rest on times beyond the grid: all, none, or a flag for each, (n,).
 
         Raises:
             ProfileError: they lie outside of the measured grid, and the config refuses that.
         """
         if self.shared.outside == "error":
             self.shared.refuse(work, len(ends_ns))
-        self.shared.count(self._usage, work, start_ns, ends_ns)
+        return self.shared.count(self._usage, work, start_ns, ends_ns)
 
     def usage(self) -> Mapping[str, Any]:
         """What was counted, as plain values."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels_profile.analytic import Analytic
-from kernels_profile.attention import DecodeCurve, Mark, PrefillAttention
+from kernels_profile.attention import Bools, DecodeCurve, Mark, PrefillAttention
 from kernels_profile.beyond import count, refuse
 from kernels_profile.composition import NOTHING, Composition, Piece, Summed, summed
 from kernels_profile.graphs import GRAPHS, CudaGraphs
@@ -233,9 +233,11 @@ class ProfiledStepTime:
 
     # --- what lies beyond the grid
 
-    def count(self, usage: Usage, work: StepWork, start_ns: int, ends_ns: Sequence[int]) -> None:
+    def count(
+        self, usage: Usage, work: StepWork, start_ns: int, ends_ns: Sequence[int]
+    ) -> bool | Bools:
         """Add iterations that took place to the counts of a replica: see `beyond.count`."""
-        count(self, usage, work, start_ns, ends_ns)
+        return count(self, usage, work, start_ns, ends_ns)
 
     def refuse(self, work: StepWork, n: int = 1) -> None:
         """Refuse iterations that lie outside of the measured grid: see `beyond.refuse`."""

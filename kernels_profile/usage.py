@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,12 @@ class Cause:
         """Note how far it went."""
         if ratio > self.ratio:
             self.ratio, self.value, self.edge = ratio, value, edge
+
+    def add(self, other: Cause) -> None:
+        """Add what another replica counted."""
+        self.steps += other.steps
+        self.operator_ns += other.operator_ns
+        self.reach(other.ratio, other.value, other.edge)
 
 
 @dataclass
@@ -79,28 +85,33 @@ class Usage:
 
 
 def add_up(usages: Iterable[Mapping[str, Any]]) -> Usage:
-    """The counts of several replicas as one; of a pipeline, those of each of its stages."""
+    """The counts of several replicas as one."""
     total = Usage()
-    for each in _flat(usages):
+    for each in usages:
         total.steps += each["steps"]
         total.ns += each["ns"]
         total.outside_steps += each["outside_steps"]
         total.outside_ns += each["outside_ns"]
-        total.filled_ns += each["filled_ns"]
-        for said in each["causes"]:
-            cause = total.causes.setdefault((said["operator"], said["axis"]), Cause())
-            cause.steps += said["steps"]
-            cause.operator_ns += said["operator_ns"]
-            cause.reach(said["ratio"], said["value"], said["edge"])
+        stages = each.get("stages", [each])
+        total.filled_ns += sum(stage["filled_ns"] for stage in stages)
+        for found, cause in _causes_of(stages).items():
+            total.causes.setdefault(found, Cause()).add(cause)
     return total
 
 
-def _flat(usages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    for each in usages:
-        if "stages" in each:
-            yield from each["stages"]
-        else:
-            yield each
+def _causes_of(stages: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Cause]:
+    """Of one replica: an operator is beyond its grid in all stages that have it, or in none.
+
+    So its steps are those of any of them, and its time is that in all.
+    """
+    found: dict[tuple[str, str], Cause] = {}
+    for stage in stages:
+        for said in stage["causes"]:
+            cause = found.setdefault((said["operator"], said["axis"]), Cause())
+            cause.steps = max(cause.steps, said["steps"])
+            cause.operator_ns += said["operator_ns"]
+            cause.reach(said["ratio"], said["value"], said["edge"])
+    return found
 
 
 def sentence(usage: Usage) -> str:

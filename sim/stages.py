@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from sim.errors import ConfigError
 from sim.step_time import (
+    Bools,
     Ints,
     ReplicaStepTime,
     StepTimeModel,
@@ -86,6 +88,7 @@ class PipelineStepTime:
         later = [_LaterStage(model, link) for model in models[1:]]
         self.stages: tuple[StepTimeModel, ...] = (models[0], *later)
         self.counting = [model for model in models if isinstance(model, ReplicaStepTime)]
+        self._counts = dict.fromkeys(("steps", "ns", "outside_steps", "outside_ns"), 0)
 
     def step_ns(self, work: StepWork, iteration: int) -> int:
         """See `StepTimeModel.step_ns`."""
@@ -110,15 +113,33 @@ class PipelineStepTime:
 
     def note(
         self, work: StepWork, first_iteration: int, start_ns: int, ends_ns: Sequence[int]
-    ) -> None:
-        """These iterations took place, in every stage."""
+    ) -> bool | Bools:
+        """These iterations took place, in every stage.
+
+        They are counted once, with the time that they were in a stage or on the way to one: where a
+        batch waits for the next stage, it is not computed.
+        """
+        n = len(ends_ns)
+        lengths = (
+            self.steps_ns(work, n, first_iteration)
+            if n > 1
+            else [self.step_ns(work, first_iteration)]
+        )
+        ends = list(accumulate(map(int, lengths)))
+        outside: bool | Bools = False
         for model in self.counting:
-            model.note(work, first_iteration, start_ns, ends_ns)
+            outside = outside | model.note(work, first_iteration, 0, ends)
+        flags = np.broadcast_to(outside, n)
+        self._counts["steps"] += n
+        self._counts["ns"] += ends[-1]
+        self._counts["outside_steps"] += int(flags.sum())
+        self._counts["outside_ns"] += int(np.diff(ends, prepend=0)[flags].sum())
+        return outside
 
     def usage(self) -> Mapping[str, Any] | None:
-        """What the stages counted; None if nothing."""
+        """Iterations and their time, and what each stage counted of them; None if nothing."""
         counted = [model.usage() for model in self.counting]
-        return {"stages": counted} if counted else None
+        return {**self._counts, "stages": counted} if counted else None
 
     def describe(self) -> StepTimeOrigin:
         """That of the first stage, which has the host's time, and the number of stages."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 class StepWork:
@@ -121,7 +122,7 @@ class ReplicaStepTime(StepTimeModel, Protocol):
 
     def note(
         self, work: StepWork, first_iteration: int, start_ns: int, ends_ns: Sequence[int]
-    ) -> None:
+    ) -> bool | Bools:
         """These iterations took place.
 
         Args:
@@ -129,6 +130,9 @@ class ReplicaStepTime(StepTimeModel, Protocol):
             first_iteration: Its number.
             start_ns: When it began.
             ends_ns: End of each.
+
+        Returns:
+            Which of them rest on times beyond those measured: all, none, or a flag for each, (n,).
         """
         ...
 

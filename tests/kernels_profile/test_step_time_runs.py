@@ -10,6 +10,7 @@ import pytest
 
 from kernels_profile.host import HostOverhead
 from kernels_profile.step_time import ProfiledStepTime
+from kernels_profile.usage import Usage, add_up
 from policies import POLICIES
 from sim.cluster import Cluster, PoolSpec
 from sim.event_loop import simulate
@@ -18,6 +19,7 @@ from sim.pipeline import PipelineReplica
 from sim.records import SimulationResult
 from sim.replica import Replica, ReplicaSpec
 from sim.request import Arrival
+from sim.specs import load_device
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import StepTimeModel, StepWork
 from tests.kernels_profile.made_up import HOST, MODEL, model_of, tables, without
@@ -132,3 +134,43 @@ def test_a_pipeline_counts_the_steps_of_each_stage(tmp_path: Path) -> None:
     usage = fast.replicas[0].step_time_usage
     assert usage is not None
     assert [stage["steps"] for stage in usage["stages"]] == [fast.replicas[0].iterations] * 3
+    assert usage["steps"] == fast.replicas[0].iterations
+    counted = slow.replicas[0].step_time_usage
+    assert counted is not None
+    for key in ("steps", "ns", "outside_steps", "outside_ns"):
+        assert usage[key] == counted[key], key
+
+
+def staged(folder: Path, made: dict[str, Any], stages: int, **options: Any) -> Usage:
+    """What a run on so many stages counted."""
+    sets, device = model_of(folder, made, missing="roofline").data, load_device("h200")
+    models = [
+        ProfiledStepTime(MODEL, device, sets, host=HOST, part=part, missing="roofline", **options)
+        for part in split_layers(MODEL, stages)
+    ]
+    pipeline = PipelineStepTime(models, StageLink(128, 1e15))
+    result = run(pipeline, "vllm-v1", fast_forward=True, kind=PipelineReplica)
+    return add_up([replica.step_time_usage or {} for replica in result.replicas])
+
+
+def test_a_step_is_beyond_the_grid_if_any_stage_of_it_is(tmp_path: Path) -> None:
+    """The sampler, of the last stage alone, was measured from two sequences on."""
+    made = tables()
+    for row in made["per_sequence"]:
+        row["sequences"] += 999
+    usage = staged(tmp_path, made, 3)
+    sampling = usage.causes["per_sequence sampler of 512", "sequences"]
+    assert sampling.steps > 0
+    assert usage.outside_steps >= sampling.steps
+    assert usage.outside_steps > 0.9 * usage.steps
+
+
+def test_what_is_filled_is_the_same_share_on_any_number_of_stages(tmp_path: Path) -> None:
+    made = {"linear": tables()["linear"]}
+    shares = []
+    for stages in (1, 3):
+        usage = staged(tmp_path / str(stages), made, stages)
+        shares.append(usage.filled_ns / usage.ns)
+        assert usage.filled_ns < usage.ns
+    # Steps are not the same ones: batches share the stages. A third would be far off.
+    assert shares[1] == pytest.approx(shares[0], rel=0.25)
