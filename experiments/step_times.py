@@ -228,7 +228,8 @@ def _data_sets(
     try:
         return find_data_sets(paths, device.name)
     except PhasewiseError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        hint = "; or scale another device's: tables_of" if "no data set of" in str(error) else ""
+        raise ConfigError(f"{where}: {error}{hint}") from None
 
 
 def _found(path: str, folder: Path) -> Path:
