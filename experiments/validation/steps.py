@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,12 @@ def run(outcome: Outcome, config: Mapping[str, Any], measured: Path) -> None:
     for part in said["parts"]:
         pairs = []
         for row in _rows(part, measured):
-            model = _model(outcome, config, part, row, servers)
-            simulated = _step_ms(model, part, row)
-            real = (
-                _step_ms(
-                    _model(outcome, {**config, **part["against"]}, part, row, servers), part, row
-                )
-                if "against" in part
-                else float(rows.value(part["measured"], row))
-            )
+            simulated = _step_ms(_model(outcome, config, part, row, servers), part, row)
+            if "against" in part:
+                other = _model(outcome, config, part, row, servers, part["against"])
+                real = _step_ms(other, part, row)
+            else:
+                real = float(rows.value(part["measured"], row))
             pairs.append((real, simulated))
             outcome.add(part["metric"], real, simulated, row=rows.label(row, part["label"]),
                         group=part.get("group", ""))  # fmt: skip
@@ -67,9 +65,10 @@ def _model(
     part: Mapping[str, Any],
     row: rows.Row,
     servers: dict[str, Server],
+    instead: Mapping[str, Any] = MappingProxyType({}),
 ) -> StepTimeModel:
     settings, _ = rows.settings(part, row)
-    full = rows.laid_over(config, settings)
+    full = rows.laid_over(rows.laid_over(config, settings), instead)
     key = repr(full)
     if key not in servers:
         servers[key] = Server(full)
