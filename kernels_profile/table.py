@@ -8,6 +8,7 @@ GPU's shard, after tensor parallelism.
 from __future__ import annotations
 
 import csv
+import functools
 import gc
 import io
 import math
@@ -317,12 +318,21 @@ def read_meta(folder: Path) -> Meta:
 
 
 def read_table(path: Path, operator: str) -> Table:
-    """Read and check one table.
+    """Read and check one table; once for all stages, pools and variants while the file is the same.
 
     Raises:
         ProfileError: names file and line: a column missing or unknown, a cell that is no number or
             not one that can be (a time of 0), a word that is not known, a point given twice.
     """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error}") from None
+    return _read(path, operator, found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+@functools.lru_cache(maxsize=32)
+def _read(path: Path, operator: str, *_file_as_it_is: int) -> Table:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -333,7 +343,10 @@ def read_table(path: Path, operator: str) -> Table:
         rows = list(csv.reader(io.StringIO(text)))
         if len(rows) < 2:
             raise ProfileError(f"{path}: has no rows")
-        return _checked(path, operator, rows[0], rows[1:])
+        table = _checked(path, operator, rows[0], rows[1:])
+    for column in table.columns.values():
+        column.setflags(write=False)  # it is shared
+    return table
 
 
 @contextmanager
@@ -481,17 +494,22 @@ def write_table(folder: Path, operator: str, rows: Iterable[Row]) -> Path:
 def append_rows(folder: Path, operator: str, rows: Iterable[Row]) -> Path:
     """Add points to a table as they are measured, all optional columns included; flushed at once.
 
-    A table so grown is in order of measurement; `write_table` of its rows sorts it.
+    A table so grown is in order of measurement; `write_table` of its rows sorts it. One that was
+    written without optional columns goes on without them.
 
     Raises:
-        ProfileError: a point lacks a column or has a bad value.
+        ProfileError: a point lacks a column, has a bad value, or one that the table has no column
+            for.
     """
     path = folder / f"{operator}.csv"
     known = OPERATORS[operator]
-    head = [*known.required, *known.optional]
+    head = _head_of(path) or [*known.required, *known.optional]
     lines = []
     for row in rows:
         _sort_key(path, known, row)
+        if not set(row) <= set(head):
+            extra = ", ".join(sorted(set(row) - set(head)))
+            raise ProfileError(f"{path}: line 1: has no column {extra}")
         lines.append([_cell(row.get(name, "")) for name in head])
         _checked(path, operator, head, lines[-1:])
     folder.mkdir(parents=True, exist_ok=True)
@@ -500,6 +518,13 @@ def append_rows(folder: Path, operator: str, rows: Iterable[Row]) -> Path:
         csv.writer(file, lineterminator="\n").writerows([head, *lines] if new else lines)
         file.flush()
     return path
+
+
+def _head_of(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return next(csv.reader(file), [])
 
 
 def rows_of(table: Table) -> Iterator[dict[str, Any]]:

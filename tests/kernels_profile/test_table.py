@@ -39,6 +39,16 @@ def test_a_table_is_read_as_written_and_sorted(tmp_path: Path) -> None:
     assert [dict(row) for row in rows_of(table)] == sorted(LINEAR, key=lambda r: r["tokens"])
 
 
+def test_a_table_is_read_once_while_its_file_is_the_same(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    first, again = (DataSet(tmp_path).table("linear") for _ in range(2))
+    assert first is again
+    append_rows(tmp_path, "linear", [LINEAR[0] | {"tokens": 128}])
+    grown = DataSet(tmp_path).table("linear")
+    assert grown is not None
+    assert grown["tokens"].tolist() == [1, 8, 64, 128]
+
+
 def test_rows_may_be_appended_with_their_spread(tmp_path: Path) -> None:
     append_rows(tmp_path, "linear", [{**LINEAR[0], "cv": 0.02, "repeats": 9}])
     append_rows(tmp_path, "linear", LINEAR[1:2])
