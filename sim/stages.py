@@ -142,9 +142,12 @@ class PipelineStepTime:
         return {**self._counts, "stages": counted} if counted else None
 
     def describe(self) -> StepTimeOrigin:
-        """That of the first stage, which has the host's time, and the number of stages."""
+        """That of the first stage, what others say besides, and the number of stages."""
         told = self.stages[0].describe()
         if len(self.stages) == 1:
             return told
-        origin = f"{told.origin}; sum of {len(self.stages)} pipeline stages"
+        said = dict.fromkeys(told.origin.split("; "))
+        for stage in self.stages[1:]:
+            said |= dict.fromkeys(stage.describe().origin.split("; "))
+        origin = f"{'; '.join(said)}; sum of {len(self.stages)} pipeline stages"
         return StepTimeOrigin(told.model, origin, told.error)

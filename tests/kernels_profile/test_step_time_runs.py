@@ -174,3 +174,15 @@ def test_what_is_filled_is_the_same_share_on_any_number_of_stages(tmp_path: Path
         assert usage.filled_ns < usage.ns
     # Steps are not the same ones: batches share the stages. A third would be far off.
     assert shares[1] == pytest.approx(shares[0], rel=0.25)
+
+
+def test_what_one_stage_lacks_is_told_of_the_whole(tmp_path: Path) -> None:
+    made = {name: rows for name, rows in tables().items() if name != "per_sequence"}
+    sets = model_of(tmp_path, made, missing="roofline").data
+    stages = [
+        ProfiledStepTime(MODEL, load_device("h200"), sets, part=part, missing="roofline")
+        for part in split_layers(MODEL, 2)
+    ]
+    origin = PipelineStepTime(stages, StageLink(128, 1e9)).describe().origin
+    assert origin.count("filled from roofline: linear 512 x 64 (bf16), per_sequence sampler") == 1
+    assert origin.endswith("; sum of 2 pipeline stages")
