@@ -46,9 +46,11 @@ def run(outcome: Outcome, config: Mapping[str, Any], measured: Path) -> None:
     said = outcome.case.data
     servers: dict[str, Server] = {}
     found: dict[str, list[tuple[float, float]]] = {}
-    for row in rows.chosen(said, measured).to_dict("records"):
-        if "fits_in" in said and not _fits(said, row):
-            continue
+    table = rows.chosen(said, measured).to_dict("records")
+    fitting = [row for row in table if "fits_in" not in said or _fits(said, row)]
+    if len(fitting) < len(table):
+        outcome.note(f"{len(table) - len(fitting)} rows do not fit in {said['fits_in']['device']}.")
+    for row in fitting:
         served = _serve(outcome, config, said, row, servers)
         other = None
         if "also" in said:
