@@ -24,6 +24,19 @@ FAILURES_OF_A_TABLE = 5
 """After so many in a row of one table, the rest of its points are not tried."""
 
 
+class DeviceLostError(ProfileError):
+    """Points of several tables failed in a row: the device is taken to be unusable.
+
+    Args:
+        message: What was said.
+        table: Of the first of them, which may have broken it.
+    """
+
+    def __init__(self, message: str, table: str) -> None:
+        super().__init__(message)
+        self.table = table
+
+
 @dataclass
 class Outcome:
     """What a run did.
@@ -88,7 +101,7 @@ def measure_all(
         clock: Seconds.
 
     Raises:
-        ProfileError: too many points in a row failed.
+        DeviceLostError: too many points in a row failed.
     """
     pace, failing = Pace(), Failing()
     left_s = [effort.point_s(point) for point in points]
@@ -136,13 +149,14 @@ class Failing:
         """A point failed.
 
         Raises:
-            ProfileError: so did all of several tables before it.
+            DeviceLostError: so did all of several tables before it.
         """
         self._of_table[point.table] += 1
         self._streak.append(point.table)
         if len(self._streak) >= FAILURES_IN_A_ROW and len(set(self._streak)) > 1:
-            raise ProfileError(
-                f"{len(self._streak)} points in a row failed, the last one {point}: {said(error)}"
+            raise DeviceLostError(
+                f"{len(self._streak)} points in a row failed, the last one {point}: {said(error)}",
+                self._streak[0],
             ) from error
 
     def end(self, point: Point) -> None:

@@ -1,36 +1,39 @@
 """Everything that a card is borrowed for, in one command and in the order of its worth.
 
-    python -m kernels_profile.profiler.session --out DIR [--budget-s 300]
+    python -m kernels_profile.profiler.session --out DIR [--archive FILE.tar.gz]
 
-checks the kernels on the card (20 s), profiles within the budget, measures whole steps of the
-real model's shape, and replays a trace for at most 120 s. Each part runs in a process of its own,
-ended when its time is over: a part that fails takes no other with it, and what was written stays
-valid. Needs torch, triton, numpy and PyYAML, and for the replay simpy; no network.
+checks the kernels on the card (20 s), profiles it (300 s), measures whole steps of the real model's
+shape, and replays a trace for at most 120 s. Each part runs in a process of its own, ended when its
+time is over: a part that fails takes no other with it, and what was written stays valid. All ends
+within ``--total-s``: where a part took longer, the later ones get less. Needs torch, triton, numpy
+and PyYAML, and for the replay simpy; no network.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
+import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from kernels_profile.profiler.archive import pack
 from kernels_profile.profiler.device import find
+from kernels_profile.profiler.loop import DeviceLostError
+from kernels_profile.profiler.processes import ABSENT, DEVICE_LOST, DONE, LOST, Part
 from kernels_profile.profiler.progress import to_stderr
 from kernels_profile.profiler.request import Request
-from sim.errors import PhasewiseError
+from sim.errors import PhasewiseError, ProfileError
 from sim.specs import load_model
 
-GRACE_S = 60.0
-"""What a part may take beyond its time: loading torch and weights, a last point, writing."""
+TOTAL_S = 560.0
+"""Of the whole session: a card may be lent for ten minutes at a time."""
+
+LEAST_S = 5.0
+"""A part that would have less time is not begun."""
 
 OURS = "kernels_profile.profiler.session"
 STEPS = "kernels_profile.engine.steps"
@@ -40,101 +43,90 @@ REPLAY = "experiments.replay"
 LOG = "session.json"
 
 
-@dataclass(frozen=True)
-class Part:
-    """One part of a session.
-
-    Attributes:
-        name: As in the log.
-        limit_s: Its time.
-        module: Run by ``python -m`` in a process of its own.
-        arguments: Its command line.
-        needs_gpu: The interpreter is too slow for it.
-    """
-
-    name: str
-    limit_s: float
-    module: str
-    arguments: tuple[str, ...]
-    needs_gpu: bool = False
-
-    @property
-    def command(self) -> list[str]:
-        """What is run."""
-        return [sys.executable, "-m", self.module, *self.arguments]
-
-
 def parts(asked: argparse.Namespace, given: Sequence[str]) -> list[Part]:
     """The parts in their order; `given` is the session's own command line."""
-    times = {"sanity": asked.sanity_s, "profile": asked.budget_s, "steps": asked.steps_s}
-    ours = [
-        Part(name, limit_s, OURS, (*given, "--part", name), needs_gpu=name == "steps")
-        for name, limit_s in times.items()
+    named = (
+        ("sanity", asked.sanity_s, "--sanity-s", 20.0),
+        ("profile", asked.budget_s, "--budget-s", 20.0),
+        ("steps", asked.steps_s, "--steps-s", 40.0),
+    )
+    found = [
+        Part(name, limit_s, OURS, (*given, "--part", name), option, grace_s, name == "steps")
+        for name, limit_s, option, grace_s in named
     ]
-    replay = [
+    replay = (
         *("--out", str(asked.out / "replay"), "--tables", str(asked.out)),
         *("--model", asked.models[0], "--device", asked.device),
         *("--tensor-parallel", str(asked.tensor_parallel[0])),
-        *("--duration-s", f"{asked.replay_s:g}"),
-    ]
-    return [*ours, Part("replay", asked.replay_s, REPLAY, tuple(replay), needs_gpu=True)]
+    )
+    found.append(Part("replay", asked.replay_s, REPLAY, replay, "--duration-s", 60.0, True))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all parts, or with ``--part`` one of them in this process; 1 if any failed."""
+    begun = time.monotonic()
     given = list(sys.argv[1:] if arguments is None else arguments)
     asked = _parser().parse_args(given)
     try:
         if asked.part:
             return {"sanity": sanity, "profile": profile, "steps": steps}[asked.part](asked)
+        need_packages(asked)
         _check(asked)
-        return run_all(asked, given)
+        return run_all(asked, given, begun)
     except PhasewiseError as error:
         to_stderr(f"phasewise: {' '.join(str(error).split())}")
-        return 2
+        return DEVICE_LOST if isinstance(error, DeviceLostError) else 2
 
 
-def run_all(asked: argparse.Namespace, given: Sequence[str]) -> int:
-    """Each part in a process of its own; the log is written after each."""
-    log: list[dict[str, object]] = []
+def run_all(asked: argparse.Namespace, given: Sequence[str], begun: float) -> int:
+    """Each part in a process of its own; the log is written after each.
+
+    A profile that ended as the device stopped working is gone on with once, in a new process.
+    """
+    until, log = begun + asked.total_s, list[dict[str, object]]()
+    asked.out.mkdir(parents=True, exist_ok=True)
     for part in parts(asked, given):
-        to_stderr(f"--- {part.name}: at most {part.limit_s:.0f} s")
-        begun = time.monotonic()
-        result = NO_GPU if part.needs_gpu and asked.device == "cpu" else run_part(part)
-        log.append(
-            {"part": part.name, "result": result, "seconds": round(time.monotonic() - begun, 1)}
-        )
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / LOG).write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
-        to_stderr(f"--- {part.name}: {result}")
-    return 0 if all(entry["result"] in ("done", ABSENT, NO_GPU) for entry in log) else 1
+        started = time.monotonic()
+        result = _run(part, asked, until, log)
+        if part.name == "profile" and result == LOST:
+            ends = min(until, started + part.limit_s + part.grace_s)
+            _run(part, asked, ends, log)
+    return 0 if all(entry["result"] in (DONE, ABSENT, NO_GPU, NOT_ASKED) for entry in log) else 1
 
 
-ABSENT = "not there: this checkout has no module for it"
+def _run(part: Part, asked: argparse.Namespace, until: float, log: list[dict[str, object]]) -> str:
+    """One part, with no more time than is left until then; adds to the log, which it returns."""
+    begun = time.monotonic()
+    granted = part.within(until - begun)
+    if not part.limit_s:
+        result = NOT_ASKED
+    elif part.needs_gpu and asked.device == "cpu":
+        result = NO_GPU
+    elif granted.limit_s < min(part.limit_s, LEAST_S):
+        result = NO_TIME
+    else:
+        to_stderr(f"--- {part.name}: at most {granted.limit_s:g} s")
+        result = granted.run(lambda: _packed(asked))
+    seconds = round(time.monotonic() - begun, 1)
+    log.append({"part": part.name, "result": result, "seconds": seconds})
+    (asked.out / LOG).write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
+    to_stderr(f"--- {part.name}: {result} ({seconds:g} s)")
+    _packed(asked)
+    return result
+
+
+def _packed(asked: argparse.Namespace) -> None:
+    if asked.archive:
+        try:
+            pack(asked.out, asked.archive)
+        except OSError as error:  # a file that was renamed just now; the next time finds it
+            to_stderr(f"not packed this time: {error}")
+
+
 NO_GPU = "not done: it needs a GPU"
-
-
-def run_part(part: Part) -> str:
-    """Run a part and the processes that it starts until its time is over; says how it ended."""
-    if not is_there(part.module):
-        return ABSENT
-    limit_s = part.limit_s + GRACE_S
-    process = subprocess.Popen(part.command, start_new_session=True)
-    try:
-        code = process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return f"ended after {limit_s:.0f} s; what it wrote stays"
-    finally:  # on an interrupt, too
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return "done" if code == 0 else f"failed with exit code {code}"
-
-
-def is_there(module: str) -> bool:
-    """Whether a module can be found beside this package, without importing what holds it."""
-    path = Path(__file__).resolve().parents[2].joinpath(*module.split("."))
-    return path.with_suffix(".py").is_file()
+NO_TIME = "not begun: no time was left"
+NOT_ASKED = "not asked for"
 
 
 def sanity(asked: argparse.Namespace) -> int:
@@ -159,7 +151,7 @@ def sanity(asked: argparse.Namespace) -> int:
     for check in result.bad[:10]:
         said = check.problem or f"error {check.error:.3g} over {check.limit:g}"
         to_stderr(f"wrong: {check.name}: {said}")
-    (asked.out / SPOILED).write_text("\n".join(sorted(result.spoiled())), encoding="utf-8")
+    _write_spoiled(asked.out, result.spoiled())
     return 1 if result.bad or not result.checked else 0
 
 
@@ -185,7 +177,11 @@ def profile(asked: argparse.Namespace) -> int:
         budget_s=asked.budget_s,
         processes=asked.processes,
     )
-    outcome = measure(request)
+    try:
+        outcome = measure(request)
+    except DeviceLostError as error:  # the table that broke it is not tried again
+        _write_spoiled(asked.out, {*spoiled, error.table})
+        raise
     to_stderr(str(outcome))
     return 1 if outcome.failed or not (outcome.measured or outcome.known) else 0
 
@@ -204,6 +200,29 @@ def steps(asked: argparse.Namespace) -> int:
 def _spoiled(out: Path) -> set[str]:
     path = out / SPOILED
     return set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
+
+
+def _write_spoiled(out: Path, tables: set[str]) -> None:
+    (out / SPOILED).write_text("\n".join(sorted(tables)), encoding="utf-8")
+
+
+def need_packages(asked: argparse.Namespace) -> None:
+    """Refuse to begin without what is needed in the end.
+
+    Raises:
+        ProfileError: names every package that is missing.
+    """
+    wanted = ["torch", "triton"]
+    wanted += ["simpy"] if asked.replay_s and asked.device != "cpu" else []
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " ".join(missing)
+        without = "; or go without the replay: --replay-s 0" if missing == ["simpy"] else ""
+        raise ProfileError(
+            f"not installed here: {', '.join(missing)}. With a network: pip install {names}. "
+            f"Without: pip install --target site {names} where there is one, bring the folder, and "
+            f"set PYTHONPATH=site{without}"
+        )
 
 
 def _check(asked: argparse.Namespace) -> None:
@@ -229,8 +248,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--tensor-parallel", nargs="+", type=int, default=[1])
     add("--budget-s", type=float, default=300.0, help="of the profile")
     add("--sanity-s", type=float, default=20.0)
-    add("--steps-s", type=float, default=60.0)
-    add("--replay-s", type=float, default=120.0)
+    add("--steps-s", type=float, default=60.0, help="0 for none")
+    add("--replay-s", type=float, default=120.0, help="0 for none")
+    add("--total-s", type=float, default=TOTAL_S, help="of everything; later parts get less")
+    add("--archive", type=Path, help="a .tar.gz of all files, written anew after each part")
     add("--processes", type=int, default=0, help="that compile; 0 for one a core")
     add("--tables", nargs="+", help="profile only these tables")
     add("--kernels", nargs="+", help="check only these kernels at the start")
