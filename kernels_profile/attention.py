@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from kernels_profile.grid import Outside
+from kernels_profile.grid import Grid, Outside
 from kernels_profile.lookup import Operator
 
 Floats = npt.NDArray[np.float64]
@@ -53,10 +53,12 @@ class Beyond:
 class DecodeCurve:
     """Decode attention of one batch size: pieces of straight lines over the mean context.
 
-    Unequal contexts: between the measured skews where a table has some; where it has equal contexts
-    only, the mean of the curve at two contexts that have the mean and the variance of the real
-    ones (exact to second order, and more than the curve at the mean where it bends upwards, as
-    between launch-bound and memory-bound batches), but never less than the curve at the mean.
+    Unequal contexts: the curve of equal ones times measured ratios, between the skews that both
+    neighbouring batches were measured at; beyond the contexts of these, the ratio at the nearest.
+    For fewer or more decodes than these, and where nothing unequal was measured: the mean of the
+    curve at two contexts that have the mean and the variance of the real ones (exact to second
+    order, and more than the curve at the mean where it bends upwards, as between launch-bound and
+    memory-bound batches), but never less than the curve at the mean.
 
     Args:
         operator: Over (batch, skew, context).
@@ -67,17 +69,33 @@ class DecodeCurve:
 
     def __init__(self, operator: Operator, batch: int, kink: float, factor: float) -> None:
         grid, fixed = operator.grid, operator.fixed
-        self.skews = [0.0] if grid is None else grid.values(*fixed, batch)
+        self.skews, self.skew_low, self.skew_high = [0.0], 0.0, math.inf
+        ratios = _ratios(operator, batch)
+        measured = grid if ratios is None else ratios
+        if measured is not None:
+            self.skew_low, self.skew_high = measured.range(*fixed, batch)
+            skews = measured.values(*fixed, batch)
+            self.skews = [s for s in skews if self.skew_low <= s <= self.skew_high] or skews
+        self.equal_only = self.skews == [0.0]
         contexts: set[float] = {0.0, kink, FAR_TOKENS}
         self.low, self.high = 0.0, FAR_TOKENS
-        if grid is not None:
-            for skew in self.skews:
+        for skew in self.skews:
+            if grid is not None and (ratios is None or not skew):
                 contexts |= set(grid.values(*fixed, batch, skew))
                 low, high = grid.range(*fixed, batch, skew)
                 self.low, self.high = max(self.low, low), min(self.high, high)
+            elif ratios is not None:
+                contexts |= set(ratios.values(*fixed, batch, skew))
         self.knots = sorted(contexts)
-        found = [[operator.at(batch, s, x) for x in self.knots] for s in self.skews]
+        base = self.skews if ratios is None else [0.0]
+        found = [[operator.at(batch, s, x) for x in self.knots] for s in base]
         self.times = [[us * factor for us, _ in row] for row in found]
+        if ratios is not None:
+            equal, knots = self.times[0], self.knots
+            self.times += [
+                [us * ratios.at(*fixed, batch, s, x)[0] for us, x in zip(equal, knots, strict=True)]
+                for s in self.skews[1:]
+            ]
         self.slopes = [
             [
                 (b - a) / (y - x)
@@ -100,7 +118,7 @@ class DecodeCurve:
         """
         if not deviation:
             return self._piece(0, context)
-        if len(self.skews) > 1:
+        if not self.equal_only:
             return self._skewed(context, deviation / context)
         step = min(deviation, context - 1)
         if step <= 0:
@@ -113,12 +131,12 @@ class DecodeCurve:
 
     def many(self, contexts: Floats, deviation: float) -> Floats:
         """`at` of many contexts, ascending, (n,): the same operations on the same doubles."""
-        if not deviation or (len(self.skews) == 1 and contexts[0] <= 1):
-            if deviation:
-                return np.array([self.at(x, deviation) for x in contexts.tolist()])
+        if not deviation:
             return self._pieces(0, contexts)
-        if len(self.skews) > 1:
+        if not self.equal_only:
             return self._skewed_many(contexts, deviation / contexts)
+        if contexts[0] <= 1:
+            return np.array([self.at(x, deviation) for x in contexts.tolist()])
         step = np.minimum(deviation, contexts - 1)
         square, variance = step * step, deviation * deviation
         share = square / (variance + square)
@@ -132,10 +150,10 @@ class DecodeCurve:
         """Whether all mean contexts from `first` to `last` are looked up inside the grid."""
         if first < self.low or last > self.high:
             return False
+        if not self.equal_only:
+            return self.skew_low <= deviation / last and deviation / first <= self.skew_high
         if not deviation:
             return True
-        if len(self.skews) > 1:
-            return deviation / first <= self.skews[-1]
         # The larger of two contexts that stand for unequal ones is a convex function of the mean.
         return max(self._larger(first, deviation), self._larger(last, deviation)) <= self.high
 
@@ -146,7 +164,7 @@ class DecodeCurve:
     def beyond(self, contexts: Floats, deviation: float) -> list[Beyond]:
         """In which ways some of these mean contexts, (n,), are looked up beyond the grid."""
         farthest = contexts
-        if deviation and len(self.skews) == 1:
+        if deviation and self.equal_only:
             farthest = np.array([self._larger(x, deviation) for x in contexts.tolist()])
         found = []
         if contexts[0] < self.low:
@@ -155,10 +173,16 @@ class DecodeCurve:
         if farthest.max() > self.high:
             long = Outside("context", float(farthest.max()), self.high)
             found.append(self._beyond(long, farthest > self.high, contexts, deviation))
-        if deviation and len(self.skews) > 1 and deviation / contexts[0] > self.skews[-1]:
-            skewed = Outside("skew", float(deviation / contexts[0]), self.skews[-1])
-            skews = deviation / contexts
-            found.append(self._beyond(skewed, skews > self.skews[-1], contexts, deviation))
+        return found if self.equal_only else found + self._beyond_skews(contexts, deviation)
+
+    def _beyond_skews(self, contexts: Floats, deviation: float) -> list[Beyond]:
+        skews, found = deviation / contexts, []
+        if skews[0] > self.skew_high:
+            more = Outside("skew", float(skews[0]), self.skew_high)
+            found.append(self._beyond(more, skews > self.skew_high, contexts, deviation))
+        if skews[-1] < self.skew_low:
+            less = Outside("skew", float(skews[-1]), self.skew_low)
+            found.append(self._beyond(less, skews < self.skew_low, contexts, deviation))
         return found
 
     def _beyond(
@@ -206,6 +230,15 @@ class DecodeCurve:
             total = total + (here - below) * share
             below = here
         return total
+
+
+def _ratios(operator: Operator, batch: int) -> Grid | None:
+    """Times of unequal contexts over those of equal ones, where they surround a batch."""
+    ratios = operator.unequal
+    if ratios is None:
+        return None
+    fewest, most = ratios.range(*operator.fixed)
+    return ratios if fewest <= batch <= most else None
 
 
 class PrefillAttention:

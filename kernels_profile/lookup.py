@@ -40,6 +40,8 @@ class Operator:
         between: Shapes that it is interpolated between, "" if its own was measured.
         spread: Median coefficient of variation over the repeats of its points, None if unknown.
         given: `fill` is what the config gives, and stands for no missing table.
+        unequal: Of decode attention, times of unequal contexts over those of equal ones, a grid of
+            the same axes; None where only equal ones were measured.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Operator:
     between: str = ""
     spread: float | None = None
     given: bool = False
+    unequal: Grid | None = None
 
     @property
     def filled(self) -> bool:
@@ -363,12 +366,37 @@ class Finder:
         between: str = "",
     ) -> Operator:
         points = np.stack([rows[axis].astype(float) for axis in axes], axis=1)
-        grid = Grid(axes, points, rows.time_us, (scale or fill) if self._scaled else None)
-        return Operator(name, grid, fill, fixed, data.meta.source, between, _spread(rows))
+        analytic = (scale or fill) if self._scaled else None
+        grid, unequal = _apart(axes, points, rows.time_us, analytic)
+        source, spread = data.meta.source, _spread(rows)
+        return Operator(name, grid, fill, fixed, source, between, spread, unequal=unequal)
 
     def _missing(self, name: str, operator: str, fill: Callable[..., float]) -> Operator:
         self.missing.append(name)
         return Operator(name, None, fill)
+
+
+def _apart(
+    axes: tuple[str, ...], points: Floats, us: Floats, analytic: Callable[..., float] | None
+) -> tuple[Grid, Grid | None]:
+    """The grid of equal contexts, and the ratios of unequal ones to it where both were measured.
+
+    Unequal contexts are measured for fewer batches and contexts than equal ones. In one grid, a
+    batch that was measured with equal contexts only would make its neighbours look equal too.
+    """
+    if "skew" not in axes:
+        return Grid(axes, points, us, analytic), None
+    skew = points[:, axes.index("skew")]
+    if not (skew == 0).any() or not skew.any():
+        return Grid(axes, points, us, analytic), None
+    equal = Grid(axes, points[skew == 0], us[skew == 0], analytic)
+    unequal = points[skew > 0]
+    same = unequal.copy()
+    same[:, axes.index("skew")] = 0
+    base = np.array([equal.at(*point)[0] for point in same.tolist()])
+    ones = np.unique(same, axis=0)
+    ratios = np.concatenate([us[skew > 0] / base, np.ones(len(ones))])
+    return equal, Grid(axes, np.concatenate([unequal, ones]), ratios)
 
 
 def _spread(rows: Table) -> float | None:

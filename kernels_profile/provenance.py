@@ -53,13 +53,18 @@ def _few(names: list[str]) -> str:
 
 
 def _unequal(model: ProfiledStepTime) -> str:
-    grid = model.composed.decode.grid
-    if grid is None:
+    decode = model.composed.decode
+    if decode.grid is None:
         return ""
-    skews = grid.values(*model.composed.decode.fixed, 1)
-    if len(skews) > 1:
-        return f"unequal contexts: measured up to a variation of {skews[-1]:g}"
-    return "unequal contexts: measured for equal ones only, taken to second order"
+    ratios, fixed = decode.unequal, decode.fixed
+    if ratios is None:
+        return "unequal contexts: measured for equal ones only, taken to second order"
+    fewest, most = ratios.range(*fixed)
+    skew = max(ratios.values(*fixed, batch)[-1] for batch in ratios.values(*fixed))
+    return (
+        f"unequal contexts: measured up to a variation of {skew:g} for {fewest:g} to {most:g} "
+        "decodes, else taken to second order"
+    )
 
 
 def _mixed(model: ProfiledStepTime) -> str:

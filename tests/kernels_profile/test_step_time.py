@@ -15,11 +15,13 @@ from kernels_profile.graphs import GRAPHS, CudaGraphs, graphs_of
 from kernels_profile.host import HostOverhead
 from kernels_profile.links import Collectives
 from kernels_profile.step_time import ProfiledStepTime
+from kernels_profile.usage import Cause, Usage
 from sim.errors import ConfigError, ProfileError
 from sim.model_part import split_layers
 from sim.step_time import StepTimeModel, StepWork, bound
 from tests.kernels_profile import made_up
 from tests.kernels_profile.made_up import (
+    CONTEXTS,
     MODEL,
     collective_us,
     decode_us,
@@ -155,8 +157,22 @@ OPTIONS: list[dict[str, Any]] = [
     {"noise_cv": 0.1},
     {"noise_cv": 0.1, "host": HostOverhead(90.0, 3.0, form="max")},
 ]
+
+
+def few_skews() -> dict[str, list[dict[str, Any]]]:
+    """Unequal contexts of 4 and 64 decodes of 64 and 512 tokens only, as a profiler has them."""
+    made = tables(skews=(0.0, 0.5, 1.0))
+    made["attention_decode"] = [
+        row
+        for row in made["attention_decode"]
+        if not row["skew"] or (row["batch"] in (4, 64) and row["context"] in (64, 512))
+    ]
+    return made
+
+
 TABLES = {
     "equal contexts": tables(),
+    "few skews": few_skews(),
     "skews": tables(skews=(0.0, 0.5, 1.0)),
     "staircase": without(
         without(tables(), "attention_decode", batch=64, context=2048),
@@ -222,6 +238,46 @@ class TestUnequalContexts:
             found = model.exact_ns(StepWork((), rows, rows * mean, context_spread=spread))
             more = 3 * (decode_us(4, rows, mean, skew) - decode_us(4, rows, mean, 0))
             assert found - equal == pytest.approx(more * 1e3)
+
+    @pytest.mark.parametrize(("mean", "nearest"), [(512, 512), (64, 64), (2048, 512), (8, 64)])
+    def test_between_batches_with_skews_their_ratios_to_equal_ones_are_taken(
+        self, tmp_path: Path, mean: int, nearest: int
+    ) -> None:
+        """16 decodes were measured with equal contexts only: no reason to take them as equal."""
+        model = model_of(tmp_path, few_skews(), cuda_graphs=EAGER)
+        rows, skew = 16, 0.5
+        few, many = (
+            decode_us(4, batch, nearest, skew) / decode_us(4, batch, nearest, 0)
+            for batch in (4, 64)
+        )
+        ratio = few + (many - few) * (rows - 4) / (64 - 4)
+        us = np.interp(mean, CONTEXTS, [decode_us(4, rows, c, 0) for c in CONTEXTS])
+        work = StepWork((), rows, rows * mean, context_spread=round((skew * mean * rows) ** 2))
+        more = model.exact_ns(work) - model.exact_ns(StepWork((), rows, rows * mean))
+        assert more == pytest.approx(3e3 * us * (ratio - 1))
+
+    def test_what_was_not_measured_of_them_is_counted(self, tmp_path: Path) -> None:
+        model = model_of(tmp_path, few_skews(), cuda_graphs=EAGER)
+
+        def counted(rows: int, mean: int, skew: float) -> dict[tuple[str, str], Cause]:
+            usage = Usage()
+            spread = round((skew * mean * rows) ** 2)
+            work = StepWork((), rows, rows * mean, context_spread=spread)
+            assert bool(model.count(usage, work, 0, [9])) == (usage.outside_steps == 1)
+            return usage.causes
+
+        assert not counted(16, 2000, 0.9)
+        assert not counted(16, 2000, 0)
+        assert not counted(2, 100, 0.9)  # to second order, of equal contexts that were measured
+        ((name, axis),) = counted(16, 512, 1.5)
+        assert (name.partition(" ")[0], axis) == ("attention_decode", "skew")
+
+    def test_equal_contexts_are_beyond_a_table_of_unequal_ones(self, tmp_path: Path) -> None:
+        model = model_of(tmp_path, tables(skews=(0.5, 1.0)), cuda_graphs=EAGER)
+        usage = Usage()
+        model.count(usage, StepWork((), 16, 16 * 512), 0, [9])
+        ((_, axis),) = usage.causes
+        assert axis == "skew"
 
     @settings(max_examples=60, deadline=None)
     @given(work=WORKS)
