@@ -38,7 +38,7 @@ Key = tuple[str, str, str]
 
 def write(outcomes: Iterable[Outcome], path: Path = EXPECTED) -> None:
     """Replace the rows of these cases, and keep those of others."""
-    rows = _read(path) if path.is_file() else {}
+    rows = read(path) if path.is_file() else {}
     outcomes = list(outcomes)
     names = {outcome.case.name for outcome in outcomes}
     rows = {key: row for key, row in rows.items() if key[0] not in names}
@@ -58,7 +58,7 @@ def changes(outcomes: Sequence[Outcome], path: Path = EXPECTED) -> list[str]:
         outcomes: Of the cases that were run; others are not looked at.
         path: The table.
     """
-    committed = _read(path) if path.is_file() else {}
+    committed = read(path) if path.is_file() else {}
     found: list[str] = []
     for outcome in outcomes:
         name = outcome.case.name
@@ -97,7 +97,8 @@ def _said(key: Key) -> str:
     return f"{case}: {metric}" + (f" [{group}]" if group else "")
 
 
-def _read(path: Path) -> dict[Key, list[str]]:
+def read(path: Path = EXPECTED) -> dict[Key, list[str]]:
+    """The committed rows: case, metric and group to the other columns, as text."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     return {(row[0], row[1], row[2]): row[3:] for row in rows[1:]}
