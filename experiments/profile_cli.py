@@ -114,6 +114,24 @@ def run_profile(
     )
 
 
+@profile_app.command(name="show")
+@guarded
+def show_tables(
+    path: Annotated[Path, typer.Argument(help="A data set, or a folder of some.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Say what the tables lack for this model; repeatable."),
+    ] = None,
+) -> None:
+    """Say where tables come from, what they hold, and which models they suffice for.
+
+    Interpolation: the median error of points that are taken from their two neighbours.
+    """
+    from experiments import profile_show
+
+    profile_show.run(path, model or [])
+
+
 @profile_app.command(
     name="replay",
     add_help_option=False,

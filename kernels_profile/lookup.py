@@ -346,12 +346,9 @@ class Finder:
 
     def _rows(self, operator: str, column: str, word: str) -> Iterator[tuple[Table, DataSet]]:
         for data in self.sets:
-            table = data.table(operator)
-            if table is None:
-                continue
             for equal in EQUAL_DTYPES.get(word, (word,)):
-                rows = table.where(**{column: equal})
-                if len(rows):
+                rows = data.rows(operator, column, equal)
+                if rows is not None:
                     yield rows, data
 
     def _found(
@@ -439,8 +436,10 @@ def _shapes_around(rows: Table, n: float, k: float) -> Table | None:
     )
     if not (surrounded or full):
         return None
-    pairs = zip(rows["n"].tolist(), rows["k"].tolist(), strict=True)
-    return _kept(rows, np.array([pair in near for pair in pairs]))
+    keep = np.zeros(len(rows), bool)
+    for n_, k_ in near:
+        keep |= (rows["n"] == n_) & (rows["k"] == k_)
+    return _kept(rows, keep)
 
 
 def _beside(values: Floats, x: float) -> list[float]:

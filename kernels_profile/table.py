@@ -224,6 +224,7 @@ class DataSet:
         self.folder = folder
         self.meta = read_meta(folder)
         self._tables: dict[str, Table | None] = {}
+        self._chosen: dict[tuple[str, str, str], Table] = {}
         if not self.files():
             names = ", ".join(f"{name}.csv" for name in OPERATORS)
             raise ProfileError(f"{folder}: holds no table; expected some of {names}")
@@ -240,10 +241,39 @@ class DataSet:
             self._tables[operator] = read_table(path, operator) if path.is_file() else None
         return self._tables[operator]
 
+    def rows(self, operator: str, column: str, word: str) -> Table | None:
+        """The points of a table with a word in one of its columns, or None if there are none.
+
+        They are kept: many operators of a model are looked up among the same ones.
+        """
+        key = (operator, column, word)
+        if key not in self._chosen:
+            table = self.table(operator)
+            if table is None:
+                return None
+            self._chosen[key] = table.where(**{column: word})
+        return self._chosen[key] if len(self._chosen[key]) else None
+
 
 def is_data_set(folder: Path) -> bool:
     """Whether the folder itself is a data set (else it may hold some)."""
     return (folder / META).is_file()
+
+
+def folders_of(path: Path) -> list[Path]:
+    """The data sets in a folder, or the folder itself if it is one.
+
+    Raises:
+        ProfileError: there is none.
+    """
+    if not path.is_dir():
+        raise ProfileError(f"{path}: no such folder; expected a data set, a folder with {META}")
+    if is_data_set(path):
+        return [path]
+    inner = [folder for folder in sorted(path.iterdir()) if is_data_set(folder)]
+    if not inner:
+        raise ProfileError(f"{path}: has no {META}, nor has a folder in it: not a data set")
+    return inner
 
 
 def find_data_sets(paths: Sequence[Path], device: str) -> list[DataSet]:
@@ -260,17 +290,13 @@ def find_data_sets(paths: Sequence[Path], device: str) -> list[DataSet]:
     found: list[DataSet] = []
     devices: set[str] = set()
     for path in paths:
-        if not path.is_dir():
-            raise ProfileError(f"{path}: no such folder; expected a data set, a folder with {META}")
-        if is_data_set(path):
+        inner = folders_of(path)
+        if inner == [path]:
             given = DataSet(path)
             if given.meta.device != device:
                 raise ProfileError(f"{path}: was measured on {given.meta.device}, not on {device}")
             found.append(given)
             continue
-        inner = [folder for folder in sorted(path.iterdir()) if is_data_set(folder)]
-        if not inner:
-            raise ProfileError(f"{path}: has no {META}, nor has a folder in it: not a data set")
         for folder in inner:
             meta = read_meta(folder)
             devices.add(meta.device)
