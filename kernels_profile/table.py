@@ -108,7 +108,7 @@ OPERATORS: Mapping[str, Columns] = MappingProxyType(
             "a whole expert block; touched counts the distinct experts that tokens go to",
         ),
         "overhead": Columns(("what",), ("size",), "what launching costs"),
-        "ceilings": Columns(("what",), (), "the card's own rates", ("value",), ("unit",)),
+        "ceilings": Columns(("what",), (), "the card's own rates", ("value",), ("unit", *SPREAD)),
         "step": Columns(
             ("model", "kind"),
             ("tp", "prefill_tokens", "history", "decodes", "context"),
