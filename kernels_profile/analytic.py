@@ -73,13 +73,14 @@ class Analytic:
             )
         )
 
-    def compute_share(self, n: float, k: float, tokens: float) -> float:
+    def compute_share(self, n: float, k: float, tokens: float, dtype: str = "") -> float:
         """By how much of its time a matrix product computes beyond what memory needs, 0 to 1.
 
         0 up to the ridge of the roofline, and near 1 far beyond it.
         """
-        moved = n * k * weight_bits(self.precision) / 8 + tokens * (k + n) * 2
-        busy = 2.0 * n * k * tokens / self.device.peak_flops(self.precision)
+        dtype = dtype or self.precision
+        moved = n * k * weight_bits(dtype) / 8 + tokens * (k + n) * 2
+        busy = 2.0 * n * k * tokens / self.device.peak_flops(dtype)
         return max(0.0, 1 - moved / self.device.memory_bytes_per_s / busy)
 
     def experts(self, n: float, k: float, tokens: float, touched: float) -> float:

@@ -343,7 +343,7 @@ class Composition:
         if not self._slower:
             return Piece(operator, times, _rows)
         slower, share = self._slower, self.analytic.compute_share
-        return Piece(operator, times, _rows, lambda rows: 1 + slower * share(n, k, rows))
+        return Piece(operator, times, _rows, lambda rows: 1 + slower * share(n, k, rows, dtype))
 
     def _elementwise(self, op: str, width: float, times: int) -> Piece:
         return Piece(self.finder.elementwise(op, width), times, _rows)

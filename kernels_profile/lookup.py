@@ -122,7 +122,7 @@ class Finder:
             near = _shapes_around(rows, n, k)
             if near is not None:
                 scale = lambda n_, k_, t: self.analytic.linear(n_, k_, t, dtype)  # noqa: E731
-                between = f"{name} between the measured {_said(near, 'n', 'k')}"
+                between = f"{name} from the measured {_said(near, 'n', 'k')}"
                 axes = ("n", "k", "tokens")
                 return self._found(name, near, data, axes, fill, scale, (n, k), between)
         return self._missing(name, "linear", fill)

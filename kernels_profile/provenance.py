@@ -78,7 +78,10 @@ def _noise(model: ProfiledStepTime) -> str:
         given = model.noise_given
         return "noise: off" if given else "noise: off, the tables have no repeats"
     origin = "given in the config" if model.noise_given else "median over the tables' repeats"
-    return f"noise: log-normal factor of mean 1, {model.noise_cv:.2%} ({origin})"
+    return (
+        f"noise: log-normal factor of mean 1, {model.noise_cv:.2%} ({origin}), drawn for each "
+        "iteration of a replica: variants share it where these have the same numbers"
+    )
 
 
 def _error(model: ProfiledStepTime) -> str:

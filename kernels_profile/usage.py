@@ -136,9 +136,10 @@ def _causes(usage: Usage) -> str:
 
 
 def _cause(name: str, axis: str, cause: Cause, usage: Usage) -> str:
+    times = f"{cause.ratio:.3g}x at most, " if cause.value and cause.edge else ""
     return (
         f"{name}, {axis} {cause.value:,.6g} where the nearest measured is {cause.edge:,.6g} "
-        f"({cause.ratio:.3g}x at most, {_percent(cause.steps, usage.steps)} of steps, itself "
+        f"({times}{_percent(cause.steps, usage.steps)} of steps, itself "
         f"{_percent(cause.operator_ns, usage.ns)} of time)"
     )
 

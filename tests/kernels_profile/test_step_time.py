@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels_profile.analytic import Analytic
 from kernels_profile.graphs import GRAPHS, CudaGraphs, graphs_of
 from kernels_profile.host import HostOverhead
 from kernels_profile.links import Collectives
@@ -18,6 +20,7 @@ from kernels_profile.step_time import ProfiledStepTime
 from kernels_profile.usage import Cause, Usage
 from sim.errors import ConfigError, ProfileError
 from sim.model_part import split_layers
+from sim.specs import load_device
 from sim.step_time import StepTimeModel, StepWork, bound
 from tests.kernels_profile import made_up
 from tests.kernels_profile.made_up import (
@@ -301,6 +304,38 @@ class TestUnequalContexts:
         assert found - equal == pytest.approx(3 * 1e3 * (deviation / 100) / 2)
 
 
+class TestSustainedClock:
+    def test_it_stretches_what_computes_and_not_what_reads_weights(self, tmp_path: Path) -> None:
+        full, less = (
+            model_of(tmp_path / str(clock), sustained_clock=clock, cuda_graphs=EAGER)
+            for clock in (1.0, 0.8)
+        )
+        decode, prefill = StepWork((), 16, 16 * 64), StepWork([(1024, 0)])
+        assert less.exact_ns(decode) == full.exact_ns(decode)
+        # The made-up layers are too narrow to be bound by computing.
+        assert less.exact_ns(prefill) == full.exact_ns(prefill)
+        share = Analytic(load_device("h200"), "bf16", "bf16").compute_share
+        assert share(8192, 8192, 16) == 0
+        assert share(8192, 8192, 16_384) == pytest.approx(1, abs=0.1)
+
+    def test_a_16_bit_product_of_an_8_bit_model_is_judged_by_its_own_rate(self) -> None:
+        eight = Analytic(load_device("h200"), "fp8", "bf16").compute_share
+        sixteen = Analytic(load_device("h200"), "bf16", "bf16").compute_share
+        assert eight(8192, 8192, 800, "bf16") == sixteen(8192, 8192, 800)
+        assert eight(8192, 8192, 800, "bf16") != eight(8192, 8192, 800)
+
+    def test_a_whole_layer_is_stretched_by_its_share(self, tmp_path: Path) -> None:
+        wide = replace(MODEL, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=16384)
+        options: dict[str, Any] = {"model": wide, "missing": "roofline", "cuda_graphs": EAGER}
+        full, less = (
+            model_of(tmp_path / str(clock), sustained_clock=clock, **options)
+            for clock in (1.0, 0.8)
+        )
+        prefill = StepWork([(8192, 0)])
+        ratio = less.by_rows(prefill).ns / full.by_rows(prefill).ns
+        assert 1.1 < ratio < 1 / 0.8
+
+
 class TestGraphs:
     def test_a_decode_batch_is_padded_up_to_the_next_captured_size(self, tmp_path: Path) -> None:
         model = model_of(tmp_path, cuda_graphs=GRAPHS["vllm-v0"])
@@ -410,7 +445,7 @@ class TestMissing:
         model, exact = model_of(tmp_path / "a", made), model_of(tmp_path / "b")
         work = StepWork((), 8, 800)
         assert model.exact_ns(work) == pytest.approx(exact.exact_ns(work))
-        assert "192 x 64 (bf16) between the measured 160 x 64, 224 x 64" in model.describe().origin
+        assert "192 x 64 (bf16) from the measured 160 x 64, 224 x 64" in model.describe().origin
 
 
 class TestFewerHeads:

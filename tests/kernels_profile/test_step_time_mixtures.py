@@ -261,6 +261,18 @@ def test_an_exchange_without_a_table_is_named(tmp_path: Path) -> None:
         apart(data, missing="error")
 
 
+def test_what_is_filled_is_the_whole_step_but_the_host_where_there_is_one_small_table(
+    tmp_path: Path,
+) -> None:
+    """An exchange that is filled counts as long as it takes."""
+    collective = exchange_table(2)  # of no use to four GPUs
+    model = apart(tables(tmp_path, collective=collective))
+    usage, work = Usage(), decodes(64, 500)
+    ns = model.exact_ns(work)
+    model.count(usage, work, 0, [round(ns)])
+    assert usage.filled_ns == pytest.approx(ns - HOST.step_us * 1e3, rel=1e-6)
+
+
 def test_steps_outside_of_the_grid_are_counted_for_experts_of_all_rows(
     grouped: ProfiledStepTime,
 ) -> None:
