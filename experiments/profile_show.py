@@ -7,9 +7,10 @@ from pathlib import Path
 
 import typer
 
-from kernels_profile.contents import Contents, contents, serves
-from kernels_profile.table import DataSet, find_data_sets, folders_of, read_meta
-from sim.specs import load_device, load_model, model_names
+from kernels_profile.contents import Contents, contents, findings, serves
+from kernels_profile.table import META, DataSet, find_data_sets, folders_of, read_meta
+from sim.errors import ConfigError
+from sim.specs import DeviceSpec, load_device, load_model, model_names
 
 FIRST = ("engine", "version", "repository", "revision", "licence", "date", "commit", "command")
 """Keys of `meta.yaml` that are said in this order; others follow."""
@@ -27,9 +28,9 @@ def run(path: Path, models: Sequence[str]) -> None:
         ConfigError: an unknown model, or a device without a data sheet.
     """
     wanted = [load_model(name) for name in models]
-    devices = dict.fromkeys(read_meta(folder).device for folder in folders_of(path))
-    for i, name in enumerate(devices):
-        device, sets = load_device(name), find_data_sets([path], name)
+    devices = {device.name: device for device in map(_device, folders_of(path))}
+    for i, (name, device) in enumerate(devices.items()):
+        sets = find_data_sets([path], name)
         if i:
             typer.echo()
         for data in sets:
@@ -38,7 +39,14 @@ def run(path: Path, models: Sequence[str]) -> None:
             for model in wanted:
                 typer.echo("\n".join(_lacking(model.name, serves(model, device, sets))))
         else:
-            typer.echo("\n".join(_enough(device.name, sets)))
+            typer.echo("\n".join(_enough(device, sets)))
+
+
+def _device(folder: Path) -> DeviceSpec:
+    try:
+        return load_device(read_meta(folder).device)
+    except ConfigError as error:
+        raise ConfigError(f"{folder / META}: {error}") from None
 
 
 def _of_set(data: DataSet) -> Iterator[str]:
@@ -52,7 +60,10 @@ def _of_set(data: DataSet) -> Iterator[str]:
         yield f"  note: {note}"
     found = contents(data)
     for table in found:
-        yield f"  {_table(table)}"
+        if table.ranges:
+            yield f"  {_table(table)}"
+    for sentence in findings(data):
+        yield f"  {sentence}"
     if not any(table.repeats for table in found):
         yield "  no repeats: noise is off with these tables"
 
@@ -69,19 +80,18 @@ def _table(table: Contents) -> str:
         f"{axis} {low:g}" if count == 1 else f"{axis} {low:g} to {high:g} ({count})"
         for axis, (low, high, count) in table.ranges.items()
     )
-    shapes = f"{table.shapes:,} shape{'s' * (table.shapes > 1)}" if table.ranges else ""
+    shapes = f"{table.shapes:,} shape{'s' * (table.shapes > 1)}"
     error = "" if table.error is None else f"interpolation {table.error:.1%}"
     points = f"{table.points:,} point{'s' * (table.points > 1)}"
-    said = filter(None, (points, shapes, *words, *ranges, error))
+    said = (points, shapes, *words, *ranges, *filter(None, (error,)))
     return f"{table.operator}: {', '.join(said)}"
 
 
-def _enough(device: str, sets: Sequence[DataSet]) -> Iterator[str]:
+def _enough(device: DeviceSpec, sets: Sequence[DataSet]) -> Iterator[str]:
     """Models that can be simulated from these tables alone."""
-    spec = load_device(device)
     others = 0
     for name in model_names():
-        found = serves(load_model(name), spec, sets)
+        found = serves(load_model(name), device, sets)
         enough = {
             precision: [str(gpus) for gpus, lacking in of.items() if not lacking]
             for precision, of in found.items()

@@ -74,6 +74,33 @@ def contents(data: DataSet) -> list[Contents]:
     return [_contents(table) for table in tables if table is not None]
 
 
+def findings(data: DataSet) -> list[str]:
+    """What a data set says of the card itself and of whole steps, a sentence each."""
+    said = []
+    for operator, column in (("ceilings", "value"), ("overhead", "time_us")):
+        table = data.table(operator)
+        if table is not None:
+            each = zip(table["what"], table[column], _units(table), strict=True)
+            said.append(f"{operator}: {', '.join(f'{what} {x:.4g} {u}' for what, x, u in each)}")
+    steps = data.table("step")
+    if steps is not None:
+        for model, gpus in steps.distinct("model", "tp"):
+            rows = steps.where(model=model, tp=gpus)
+            ratio = float(np.median(rows["operators_us"] / rows.time_us))
+            said.append(
+                f"{model}, tp {gpus:g}: operators add up to {ratio:.3f} of {len(rows)} whole "
+                f"step{'s' * (len(rows) > 1)} (median)"
+            )
+    return said
+
+
+def _units(table: Table) -> list[str]:
+    if table.operator == "overhead":
+        return [f"us ({size:g})" for size in table["size"]]
+    units: list[str] = table["unit"].tolist() if "unit" in table.columns else [""] * len(table)
+    return units
+
+
 def _contents(table: Table) -> Contents:
     columns = OPERATORS[table.operator]
     axes = AXES.get(table.operator, ())

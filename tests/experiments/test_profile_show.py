@@ -79,3 +79,11 @@ def test_an_unknown_model_is_one_line(folder: Path) -> None:
     code, _, error = show(str(folder), "--model", "lama-3-8b")
     assert code != 0
     assert "llama-3-8b" in error
+
+
+def test_a_device_without_a_data_sheet_is_named_with_its_file(folder: Path) -> None:
+    meta = folder / "h200" / "meta.yaml"
+    meta.write_text(meta.read_text().replace("device: h200", "device: h201"))
+    code, _, error = show(str(folder))
+    assert code != 0
+    assert error.startswith(f"phasewise: {meta}: device: h201 has no data sheet")

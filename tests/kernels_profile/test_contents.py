@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels_profile.contents import AXES, contents, missing, serves
+from kernels_profile.contents import AXES, contents, findings, missing, serves
 from kernels_profile.step_time import ProfiledStepTime
-from kernels_profile.table import OPERATORS, DataSet
+from kernels_profile.table import OPERATORS, DataSet, write_table
 from sim.errors import ProfileError
 from tests.kernels_profile.made_up import DEVICE, MODEL, TOKENS, tables, without, written
 
@@ -57,3 +57,25 @@ def test_what_suffices_can_be_simulated_and_what_lacks_cannot(tmp_path: Path) ->
 def test_gpus_that_cannot_share_a_model_are_left_out(tmp_path: Path) -> None:
     sets = [DataSet(written(tmp_path, tables()))]
     assert missing(MODEL, DEVICE, sets, tensor_parallel=3) is None
+
+
+def test_the_card_and_whole_steps_are_said(tmp_path: Path) -> None:
+    folder = written(tmp_path, tables())
+    assert findings(DataSet(folder)) == []
+    write_table(folder, "ceilings", [{"what": "copy", "value": 4.1e12, "unit": "bytes/s"}])
+    write_table(folder, "overhead", [{"what": "graph_replay", "size": 9, "time_us": 2.5}])
+    step = {"model": "small", "kind": "decode", "tp": 1, "prefill_tokens": 0, "history": 0}
+    times = [(1, 50.0, 40.0), (2, 60.0, 54.0), (4, 80.0, 80.0)]
+    write_table(
+        folder,
+        "step",
+        [
+            {**step, "decodes": n, "context": 64, "time_us": us, "operators_us": operators}
+            for n, us, operators in times
+        ],
+    )
+    assert findings(DataSet(folder)) == [
+        "ceilings: copy 4.1e+12 bytes/s",
+        "overhead: graph_replay 2.5 us (9)",
+        "small, tp 1: operators add up to 0.900 of 3 whole steps (median)",
+    ]
