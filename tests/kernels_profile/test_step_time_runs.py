@@ -135,6 +135,7 @@ def test_a_pipeline_counts_the_steps_of_each_stage(tmp_path: Path) -> None:
     assert usage is not None
     assert [stage["steps"] for stage in usage["stages"]] == [fast.replicas[0].iterations] * 3
     assert usage["steps"] == fast.replicas[0].iterations
+    assert usage["ns"] == sum(fast.replicas[0].stage_busy_ns)
     counted = slow.replicas[0].step_time_usage
     assert counted is not None
     for key in ("steps", "ns", "outside_steps", "outside_ns"):
