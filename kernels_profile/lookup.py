@@ -186,15 +186,18 @@ class Finder:
         def fill(message_bytes: float) -> float:
             return self.analytic.collective(op, gpus, message_bytes)
 
+        known: dict[str, None] = {}
         for rows, data in self._rows("collective", "op", op):
             there = rows.where(gpus=gpus)
             measured = [str(word) for (word,) in there.distinct("backend")] if len(there) else []
+            known |= dict.fromkeys(measured)
             wanted = [backend] if backend else [*BACKENDS, *measured]
             for choice in wanted:
                 if choice in measured:
                     chosen = there.where(backend=choice)
                     return self._found(f"{name} ({choice})", chosen, data, ("bytes",), fill)
-        return self._missing(f"{name} ({backend})" if backend else name, "", fill)
+        others = f", but {', '.join(known)}" if known else ""
+        return self._missing(f"{name} ({backend}{others})" if backend else name, "", fill)
 
     def attention(
         self,

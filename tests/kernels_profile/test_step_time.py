@@ -392,6 +392,12 @@ class TestCollectives:
         assert more == pytest.approx((modelled - by_table) * 1e3)
         assert not model.filled
 
+    def test_a_backend_that_was_not_measured_is_said_with_those_that_were(
+        self, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ProfileError, match=r"all_reduce of 2 GPUs \(ncl, but custom\)"):
+            model_of(tmp_path, tensor_parallel=2, collectives=Collectives("ncl"))
+
     def test_a_backend_may_be_chosen(self, tmp_path: Path) -> None:
         made = tables()
         made["collective"] += [{**row, "backend": "nccl", "time_us": 99} for row in
