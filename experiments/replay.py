@@ -98,11 +98,10 @@ def write(
     out: Path,
     plan: Plan,
     runs: tuple[SimulationResult, SimulationResult],
-    log: Sequence[StepLog],
     compared: Sequence[Comparison],
     about: Sequence[str],
 ) -> None:
-    """Leave requests, steps and the comparison as CSV, and in words what was compared."""
+    """Leave requests and the comparison as CSV, and in words what was compared."""
     out.mkdir(parents=True, exist_ok=True)
     index = finished_in_both(*runs)
     sides = [rows_of(result, index) for result in runs]
@@ -116,12 +115,17 @@ def write(
     for side, rows in zip(("measured", "simulated"), sides, strict=True):
         columns |= {f"{name}_{side}_s": of(rows) for name, of in METRICS.items()}
     _write_csv(out / "requests.csv", list(columns), zip(*columns.values(), strict=True))
-    names = ["start_ns", "gpu_ns", "end_ns", "prefill_tokens", "decodes", "sequences"]
-    _write_csv(out / "steps.csv", names, ([getattr(s, n) for n in names] for s in log))
     names = ["metric", "statistic", "measured_s", "simulated_s", "error", "request_error"]
     _write_csv(out / "comparison.csv", names, ([getattr(c, n) for n in names] for c in compared))
     lines = [*about, f"requests finished in both: {len(index)} of {len(plan.trace)}"]
     (out / "about.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_steps(out: Path, log: Sequence[StepLog]) -> None:
+    """Leave the steps of the card as CSV."""
+    out.mkdir(parents=True, exist_ok=True)
+    names = ["start_ns", "gpu_ns", "end_ns", "prefill_tokens", "decodes", "sequences"]
+    _write_csv(out / "steps.csv", names, ([getattr(s, n) for n in names] for s in log))
 
 
 def _write_csv(path: Path, names: Sequence[str], rows: Any) -> None:
@@ -157,10 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(asked: argparse.Namespace) -> list[Comparison]:
     """Serve what was asked for, simulate it, compare, print and write."""
     plan, device = plan_of(asked)
-    measured, log = serve(plan, device)
+    measured, log, layer_us = serve(plan, device)
     if not log:
         raise ProfileError("replay: not one step was run; give a higher rate or a longer time")
-    host = host_of(log)
+    write_steps(asked.out, log)  # at once: simulating takes its time, too
+    host = host_of(log, layer_us)
     step_time = step_time_of(plan, host)
     simulation = simulated(plan, step_time)
     compared = compare(measured, simulation)
@@ -172,9 +177,10 @@ def run(asked: argparse.Namespace) -> list[Comparison]:
         f"{plan.block_tokens} tokens",
         f"step times of the simulation: {told.model}: {told.origin}; error: {told.error}",
         f"host of the simulation: {host.step_us:.1f} us + {host.request_us:.2f} us a sequence, "
-        f"from the {len(log)} steps of this replay",
+        f"{host.eager_layer_us:.1f} us a layer launched without a graph, from the {len(log)} steps "
+        "of this replay and those before it",
     ]
-    write(asked.out, plan, (measured, simulation), log, compared, about)
+    write(asked.out, plan, (measured, simulation), compared, about)
     print("\n".join([*about, table(compared)]))
     return compared
 

@@ -90,16 +90,17 @@ class Comparison:
 
 def serve(
     plan: Plan, device: str = "cuda", *, graphs: bool = True
-) -> tuple[SimulationResult, list[StepLog]]:
+) -> tuple[SimulationResult, list[StepLog], float]:
     """Serve the trace on the card in wall time.
 
     Args:
         plan: What to serve.
         device: ``cuda``, or ``cpu`` under Triton's interpreter (for tests: its times mean nothing).
-        graphs: Capture CUDA graphs of decode batches first.
+        graphs: Capture CUDA graphs of decode batches first, and run steps of every size.
 
     Returns:
-        What happened, its times being wall time, and every step.
+        What happened, its times being wall time; every step; and how long launching a layer without
+        a CUDA graph takes, us (0 on a CPU, where nothing is launched).
 
     Raises:
         ProfileError: A model that the engine does not run, or a policy that pads its batches.
@@ -137,6 +138,8 @@ def serve(
         max_blocks=-(-longest // plan.block_tokens),
         seed=plan.seed,
     )
+    room = plan.num_blocks * plan.block_tokens
+    layer_us = runner.warm_up(min(longest, room), plan.policy.seats) if on_gpu and graphs else 0.0
     clock = WallClock()
     card = CardStepTime(runner, clock)
     spec = _replica(plan, card, kind=CardReplica)
@@ -152,7 +155,7 @@ def serve(
         record=Record(steps=False),
         environment=environment,
     )
-    return result, card.log
+    return result, card.log, layer_us
 
 
 def simulated(plan: Plan, step_time: StepTimeModel) -> SimulationResult:
@@ -171,10 +174,11 @@ def simulated(plan: Plan, step_time: StepTimeModel) -> SimulationResult:
     )
 
 
-def host_of(log: Sequence[StepLog]) -> HostOverhead:
+def host_of(log: Sequence[StepLog], eager_layer_us: float = 0.0) -> HostOverhead:
     """The engine's own host time, from its timers: a fixed part and one for each sequence.
 
-    Least squares on what each step took beyond the time on the card; a part that would be below 0
+    Launching layers one by one is not in it: as long as it goes on, the card counts as busy. Least
+    squares on what each step took beyond the time on the card; a part that would be below 0
     is 0.
     """
     sequences = np.array([step.sequences for step in log], float)
@@ -185,7 +189,10 @@ def host_of(log: Sequence[StepLog]) -> HostOverhead:
         step_us, request_us = host_us.mean(), 0.0
     elif step_us < 0:
         step_us, request_us = 0.0, float(sequences @ host_us / (sequences @ sequences))
-    return HostOverhead(float(step_us), float(request_us), "timers of the engine in this replay")
+    source = "timers of the engine in this replay"
+    return HostOverhead(
+        float(step_us), float(request_us), source, eager_layer_us=round(eager_layer_us, 2)
+    )
 
 
 def compare(measured: SimulationResult, simulation: SimulationResult) -> list[Comparison]:

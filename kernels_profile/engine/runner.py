@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +78,29 @@ class Runner:
             self.known(request).append(token)
         return gpu_ns
 
+    def warm_up(self, longest: int, most_sequences: int) -> float:
+        """Run steps of every kind and size, so that none compiles or loads a kernel while serving.
+
+        What it writes to the KV memory is nobody's.
+
+        Args:
+            longest: Tokens of the longest chunk; the KV memory holds as many.
+            most_sequences: Of a step.
+
+        Returns:
+            Host time of launching one layer without a graph, us.
+        """
+        for rows in warm_rows(self.model, longest, most_sequences):
+            timed(self.model, partial(self.model.forward, rows))
+        one = make_rows(self.model, [([0], 0, [0])], [True], [])
+        launches_us = []
+        for _ in range(LAUNCHES_TIMED):
+            begin = time.perf_counter_ns()
+            out = self.model.forward(one)
+            launches_us.append((time.perf_counter_ns() - begin) / 1e3)
+            out.tolist()  # wait: a full queue would hold up the next
+        return float(np.median(launches_us)) / len(self.model.layers)
+
     def known(self, request: Request) -> list[int]:
         """Token ids of a request: its prompt, drawn at random, and what came out so far."""
         found = self.tokens.get(request.index)
@@ -103,6 +127,24 @@ class Runner:
                     return graph.run(decodes)
         rows = make_rows(self.model, prefills, sampled, decodes)
         return timed(self.model, lambda: self.model.forward(rows))
+
+
+CHUNKS = (1, 4, 16, 17, 64, 65, 256, 257, 512, 513, 1024, 2048, 4096, 8192)
+"""Tokens of chunks to warm up with: on both sides of where kernels change their configuration."""
+SEQUENCES = (1, 16, 17, 64, 65, 128)
+"""Likewise of sequences that give a token."""
+LAUNCHES_TIMED = 5
+
+
+def warm_rows(model: RankModel, longest: int, most_sequences: int) -> Iterator[Rows]:
+    """Chunks of all sizes, each beside some decodes, and decodes alone."""
+    for tokens in (*(size for size in CHUNKS if size < longest), longest):
+        blocks = list(range(-(-tokens // model.block_tokens)))
+        yield make_rows(model, [([0] * tokens, 0, blocks)], [True], [])
+    for count in (*(size for size in SEQUENCES if size < most_sequences), most_sequences):
+        decodes: list[Piece] = [([0], 0, [0])] * count
+        yield make_rows(model, [([0], 0, [0])], [True], decodes)
+        yield make_rows(model, [], [], decodes)
 
 
 def make_rows(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels_profile.host import HostOverhead
-from kernels_profile.table import append_rows, find_data_sets
+from kernels_profile.table import append_rows, find_data_sets, read_table
 from sim.errors import ProfileError
 from sim.specs import ModelSpec
 from sim.step_time import StepWork
@@ -83,7 +83,9 @@ POINTS = (
 def measure(
     out: Path, model: ModelSpec, tensor_parallel: int, budget_s: float, device: str = "auto"
 ) -> list[StepPoint]:
-    """Time whole steps on the card here and append them to the data set at `out`.
+    """Time whole steps on the card here and append those that it lacks to the data set at `out`.
+
+    A step that fails is said on stderr and left out.
 
     Args:
         out: A data set of this card with the operators of this model: see `profile run`.
@@ -93,7 +95,7 @@ def measure(
         device: As for `profile run`.
 
     Returns:
-        The points written.
+        The points that the table has now.
 
     Raises:
         ProfileError: no such data set, an operator missing in it, or a model that does not run.
@@ -102,24 +104,43 @@ def measure(
 
     from kernels_profile.profiler.device import find
     from kernels_profile.profiler.effort import Effort
+    from kernels_profile.profiler.loop import said
+    from kernels_profile.profiler.progress import to_stderr
     from kernels_profile.profiler.timing import CudaTimer
 
     until = time.monotonic() + budget_s
+    done = known(out, model, tensor_parallel)
+    if set(POINTS) <= set(done):
+        return done
     found = find(device)
     if found.kind != "cuda":
         raise ProfileError("steps: whole steps are timed on a GPU only")
     operators = operator_sum(out, model, tensor_parallel, found.spec.name)
     rank, blocks = _rank(model, tensor_parallel, out)
-    points = [point for point in POINTS if fits(point, model, blocks)]
+    points = [point for point in POINTS if fits(point, model, blocks) and point not in done]
     timer = CudaTimer(Effort())
     with torch.inference_mode():
-        written = []
         for point in points:
             if time.monotonic() > until:
                 break
-            append_rows(out, "step", [row(rank, tensor_parallel, point, timer, operators)])
-            written.append(point)
-    return written
+            try:
+                made = row(rank, tensor_parallel, point, timer, operators)
+            except Exception as error:  # what one step says must not end the others
+                to_stderr(f"step {point}: {said(error)}")
+                continue
+            append_rows(out, "step", [made])
+            done.append(point)
+    return done
+
+
+def known(out: Path, model: ModelSpec, tensor_parallel: int) -> list[StepPoint]:
+    """Steps of the model that an earlier run has measured."""
+    path = out / "step.csv"
+    if not path.is_file():
+        return []
+    rows = read_table(path, "step").where(model=model.name, tp=tensor_parallel)
+    columns = (rows[name].tolist() for name in StepPoint.__dataclass_fields__)
+    return [StepPoint(*map(int, values)) for values in zip(*columns, strict=True)]
 
 
 def fits(point: StepPoint, model: ModelSpec, num_blocks: int) -> bool:

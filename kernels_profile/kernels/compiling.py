@@ -66,6 +66,10 @@ class Target:
         return f"sm_{self.capability}"
 
 
+TENSOR_MEMORY_COLUMNS = 512
+"""Most tensor memory that one program may have on sm_100, in columns of 128 lanes by 32 bits.
+Source: PTX ISA, tcgen05.alloc."""
+
 TARGETS = (
     Target(80, "mma.sync", 166_912),
     Target(90, "wgmma.mma_async", 232_448),
@@ -138,8 +142,8 @@ def compile_case(case: CompileCase, target: Target) -> Compiled:
     ptx = str(built.asm["ptx"])
     found = tuple(name for name in INSTRUCTIONS if name in ptx)
     shared = int(built.metadata.shared)
-    if shared > target.shared_bytes:  # cuobjdump would find nothing else wrong with it
-        problem = f"{shared} bytes of shared memory, over the limit of {target.shared_bytes}"
+    if problem := too_much_memory(built.metadata, target):
+        # The machine code is none that could run: cuobjdump would find nothing else wrong with it.
         return Compiled(*about, found, shared_bytes=shared, problems=(problem,))
     usage = resource_usage(built.asm["cubin"])
     memory = {key: usage[key] for key in ("STACK", "LOCAL")}
@@ -149,6 +153,16 @@ def compile_case(case: CompileCase, target: Target) -> Compiled:
     return Compiled(
         *about, found, usage["REG"], shared, memory["STACK"], memory["LOCAL"], tuple(problems)
     )
+
+
+def too_much_memory(metadata: Any, target: Target) -> str:
+    """What does not fit in a multiprocessor's shared or tensor memory, or an empty string."""
+    shared, columns = int(metadata.shared), int(getattr(metadata, "tmem_size", None) or 0)
+    if shared > target.shared_bytes:
+        return f"{shared} bytes of shared memory, over the limit of {target.shared_bytes}"
+    if columns > TENSOR_MEMORY_COLUMNS:
+        return f"{columns} columns of tensor memory, over the limit of {TENSOR_MEMORY_COLUMNS}"
+    return ""
 
 
 def build(launch: Launch, target: Target) -> Any:

@@ -109,10 +109,11 @@ def _decode_attention_kernel(
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _merge_parts_kernel(
+def merge_parts_kernel(
     partial, weights, out, parts,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
+    """Add up the parts of a row, each by its share of the sum of exponentials."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK_S)
     places = tl.arange(0, BLOCK_D)
@@ -160,7 +161,7 @@ def plan_decode_attention(
             "partial": partial, "weights": weights, "out": out, "parts": splits,
             "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_S": triton.next_power_of_2(splits),
         }  # fmt: skip
-        launches.append(Launch(_merge_parts_kernel, (batch * heads,), merging, MERGE))
+        launches.append(Launch(merge_parts_kernel, (batch * heads,), merging, MERGE))
     return launches
 
 
@@ -200,7 +201,7 @@ def decode_attention(
     out = q.new_empty(q.shape) if out is None else out
     max_context = block_table.shape[1] * k_cache.shape[1]
     if splits is None:
-        splits = choose_splits(q.shape[0], k_cache.shape[2], max_context, _sms(q.device))
+        splits = choose_splits(q.shape[0], k_cache.shape[2], max_context, multiprocessors(q.device))
     need(1 <= splits <= MAX_SPLITS, f"decode_attention: {splits} splits, not 1..{MAX_SPLITS}")
     chosen = config or choose(max_context)[0]
     if rows:
@@ -211,7 +212,8 @@ def decode_attention(
     return out
 
 
-def _sms(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 1 where there is none."""
     if device.type != "cuda":
         return 1  # the interpreter runs one program at a time
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -61,9 +61,13 @@ class Launch:
         """Launch on the current stream (or in the interpreter); capturable in a CUDA graph."""
         self.kernel[self.grid](**self._all(), **self.options())
 
-    def warm_up(self) -> None:
-        """Compile for the current GPU into Triton's cache, not launch; tensors may be meta ones."""
-        self.kernel.warmup(grid=self.grid, **self._all(), **self.options())
+    def warm_up(self) -> Any:
+        """Compile for the current GPU into Triton's cache, not launch; tensors may be meta ones.
+
+        Returns:
+            Triton's compiled kernel.
+        """
+        return self.kernel.warmup(grid=self.grid, **self._all(), **self.options())
 
     @property
     def name(self) -> str:

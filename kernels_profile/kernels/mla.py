@@ -26,9 +26,9 @@ from kernels_profile.kernels.attention_loop import LOG2_E
 from kernels_profile.kernels.compiling import CompileCase
 from kernels_profile.kernels.decode_attention import (
     MAX_SPLITS,
-    _merge_parts_kernel,
-    _sms,
     choose_splits,
+    merge_parts_kernel,
+    multiprocessors,
 )
 from kernels_profile.kernels.launch import Config, Launch, meta, need
 from kernels_profile.kernels.mla_cache import check_rows, latent_write
@@ -176,7 +176,7 @@ def plan_mla_decode(
             "partial": partial, "weights": weights, "out": out, "parts": splits,
             "HEAD_DIM": latent, "BLOCK_D": latent, "BLOCK_S": triton.next_power_of_2(splits),
         }  # fmt: skip
-        launches.append(Launch(_merge_parts_kernel, (batch * heads,), merging, MERGE))
+        launches.append(Launch(merge_parts_kernel, (batch * heads,), merging, MERGE))
     return launches
 
 
@@ -226,7 +226,7 @@ def mla_decode(
     if splits is None:
         longest = block_table.shape[1] * cache.shape[1]
         blocks = triton.cdiv(heads, config.block_h) * config.latent_parts
-        splits = choose_splits(batch, blocks, longest, _sms(q_latent.device))
+        splits = choose_splits(batch, blocks, longest, multiprocessors(q_latent.device))
     need(1 <= splits <= MAX_SPLITS, f"mla_decode: {splits} splits, not 1..{MAX_SPLITS}")
     if batch:
         given = (q_latent, q_rope, cache, block_table, contexts)

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,20 +138,35 @@ QUERIES = (
 
 
 def driver_says() -> dict[str, Any]:
-    """Driver and clocks by `nvidia-smi --query-gpu`, which only reads."""
+    """Driver and clocks by `nvidia-smi --query-gpu`, which only reads.
+
+    A driver that lacks one of the fields refuses them all: then those that all have are asked for.
+    """
     command = shutil.which("nvidia-smi")
     if command is None:
         return {"clocks": "not known: no nvidia-smi here"}
-    asked = [command, f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader", "--id=0"]
+    said = _queried(command, QUERIES)
+    if isinstance(said, str):
+        said = _queried(command, QUERIES_OF_ALL)
+    if isinstance(said, str):
+        return {"clocks": f"not known: nvidia-smi: {said}"}
+    return {"driver": said.pop("driver_version"), "clocks": said}
+
+
+QUERIES_OF_ALL = ("driver_version", "clocks.sm", "clocks.mem", "power.limit")
+
+
+def _queried(command: str, fields: Sequence[str]) -> dict[str, str] | str:
+    """Values by field, or what went wrong."""
+    asked = [command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
-        return {"clocks": f"not known: nvidia-smi: {type(error).__name__}"}
+        return type(error).__name__
     rows = list(csv.reader(done.stdout.splitlines(), skipinitialspace=True))
-    if not rows or len(rows[0]) != len(QUERIES):
-        return {"clocks": "not known: nvidia-smi gave another format"}
-    said = dict(zip(QUERIES, rows[0], strict=True))
-    return {"driver": said.pop("driver_version"), "clocks": said}
+    if not rows or len(rows[0]) != len(fields):
+        return "another format"
+    return dict(zip(fields, rows[0], strict=True))
 
 
 def need(library: str) -> None:

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kernels_profile.profiler.arena import Arena
@@ -75,17 +76,32 @@ class Choices:
         said = self._chosen.get(class_name(point, configs))
         return next((config for config in configs if str(config) == said), None)
 
-    def add(self, point: Point, configs: Sequence[Any], times: Mapping[str, float]) -> Any:
-        """Keep the quickest of some configurations, by what each took; returns it."""
-        name, best = class_name(point, configs), min(configs, key=lambda c: times[str(c)])
+    def add(
+        self,
+        point: Point,
+        configs: Sequence[Any],
+        times: Mapping[str, float],
+        problems: Mapping[str, Exception] = MappingProxyType({}),
+    ) -> Any:
+        """Keep the quickest of some configurations; returns it.
+
+        Args:
+            point: Where they were timed.
+            configs: All of its candidates.
+            times: What each took, us.
+            problems: Why some could not run.
+        """
+        name = class_name(point, configs)
+        best = min((c for c in configs if str(c) in times), key=lambda c: times[str(c)])
         self._chosen[name] = str(best)
         new = not self.path.is_file() or not self.path.stat().st_size
-        others = "; ".join(f"{said}: {us:.2f}" for said, us in times.items())
+        tried = [f"{config}: {us:.2f}" for config, us in times.items()]
+        tried += [f"{config}: {type(why).__name__}" for config, why in problems.items()]
         with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             if new:
                 writer.writerow(self.COLUMNS)
-            writer.writerow([name, str(best), f"{times[str(best)]:.4f}", others])
+            writer.writerow([name, str(best), f"{times[str(best)]:.4f}", "; ".join(tried)])
         return best
 
 
@@ -143,11 +159,25 @@ class Measurer:
         found = self.choices.find(configs, point)
         if found is not None:
             return found
-        times = {}
+        times, problems = self._try(point, configs)
+        return self.choices.add(point, configs, times, problems)
+
+    def _try(
+        self, point: Point, configs: Sequence[Any]
+    ) -> tuple[dict[str, float], dict[str, Exception]]:
+        """What each of some configurations takes, us, or why it cannot run; one has to."""
+        times: dict[str, float] = {}
+        problems: dict[str, Exception] = {}
         for config in configs:
-            timing = self._quick.time(self._work(point, config), point.estimate_us)
+            try:
+                timing = self._quick.time(self._work(point, config), point.estimate_us)
+            except Exception as error:  # too much shared memory for this card, say
+                problems[str(config)] = error
+                continue
             times[str(config)] = timing.time_us
-        return self.choices.add(point, configs, times)
+        if not times:
+            raise next(iter(problems.values()))
+        return times, problems
 
     def _overhead(self, point: Point) -> Timing:
         work, times = self._work(point, None), int(point["size"])

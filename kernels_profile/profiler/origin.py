@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import shutil
@@ -73,7 +74,12 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Commit of our checkout, with ``+changes`` if files differ; else the package's version."""
+    """Commit of our checkout, with ``+changes`` if files differ; else the package's version.
+
+    For a copy without its history, ``PHASEWISE_COMMIT`` names the commit.
+    """
+    if named := os.environ.get("PHASEWISE_COMMIT"):
+        return named
     if (REPOSITORY / ".git").exists() and (git := shutil.which("git")):
         head = _said([git, "-C", str(REPOSITORY), "rev-parse", "HEAD"])
         changed = _said([git, "-C", str(REPOSITORY), "status", "--porcelain", "-uno"])

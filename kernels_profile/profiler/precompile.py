@@ -205,7 +205,9 @@ def _run(given: tuple[Task, str, int | None]) -> tuple[int, list[str]]:
 
 def _compile(launch: Any, capability: int | None) -> None:
     if capability is None:
-        launch.warm_up()
+        # What calls a kernel from Python is compiled when `run` is first asked for: a C file for
+        # each list of types, half a second that the first launch would take.
+        _ = launch.warm_up().run
         return
     from kernels_profile.kernels.compiling import Target, build
 

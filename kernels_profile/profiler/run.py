@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from kernels_profile.profiler.device import INTERPRETER, Found, find, need
+from kernels_profile.profiler.device import INTERPRETER, Found, driver_says, find, need
 from kernels_profile.profiler.effort import Effort
 from kernels_profile.profiler.loop import (
     Measures,
@@ -67,6 +67,7 @@ def profile(
     finally:
         outcome.seconds = time.monotonic() - begun
         run |= {"points": outcome.measured, "seconds": round(outcome.seconds, 1)}
+        run |= {"clocks_at_end": driver_says()["clocks"]} if found.kind == "cuda" else {}
         write_origin(request.out, found, [*notes, *failures(outcome)], run)
         write_left_out(request.out, outcome)
     return outcome

@@ -132,9 +132,10 @@ def check_kernels(
         results = pool.imap_unordered(_check, [(name, device) for name in order])
         for _ in order:
             try:
-                checked.append(results.next(timeout=max(0.0, begun + limit_s - time.monotonic())))
+                said = results.next(timeout=max(0.0, begun + limit_s - time.monotonic()))
             except multiprocessing.TimeoutError:
                 break
+            checked += [said] if said else []
     return Sanity(tuple(checked), len(order), time.monotonic() - begun)
 
 
@@ -161,13 +162,18 @@ def _checks() -> dict[str, Any]:
     return found
 
 
-def _check(given: tuple[str, str]) -> Checked:
-    """In a worker: run one check."""
+def _check(given: tuple[str, str]) -> Checked | None:
+    """In a worker: run one check; None where an earlier one left the process without a device.
+
+    A kernel that reads where it must not spoils all that its process does after it.
+    """
     import torch
 
     from kernels_profile.kernels.checking import Setting
 
     name, device = given
+    if not _is_usable(device):
+        return None
     setting = Setting(torch.bfloat16 if device == "cuda" else torch.float32, device)
     try:
         outputs = _checks()[name].errors(setting)
@@ -176,3 +182,15 @@ def _check(given: tuple[str, str]) -> Checked:
         return Checked(name, problem=f"{type(problem).__name__}: {lines[0]}"[:300])
     error, limit = max(outputs, key=lambda output: output[0] / output[1])
     return Checked(name, error, limit)
+
+
+def _is_usable(device: str) -> bool:
+    import torch
+
+    if device != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True

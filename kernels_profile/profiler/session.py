@@ -190,11 +190,9 @@ def steps(asked: argparse.Namespace) -> int:
     """Whole steps of the first model: `kernels_profile.engine.steps.measure`."""
     module = importlib.import_module(STEPS)
     tp = asked.tensor_parallel[0]
-    written = module.measure(
-        asked.out, load_model(asked.models[0]), tp, asked.steps_s, asked.device
-    )
-    to_stderr(f"{len(written)} whole steps measured")
-    return 0 if written else 1
+    found = module.measure(asked.out, load_model(asked.models[0]), tp, asked.steps_s, asked.device)
+    to_stderr(f"{len(found)} whole steps are measured")
+    return 0 if found else 1
 
 
 def _spoiled(out: Path) -> set[str]:

@@ -52,14 +52,16 @@ def test_a_replay_is_compared_with_its_own_simulation(
 ) -> None:
     use_interpreter()
     given = plan()
-    measured, log = replay_run.serve(given, "cpu")
+    measured, log, layer_us = replay_run.serve(given, "cpu")
+    assert layer_us == 0
     assert measured.requests["emitted_tokens"].tolist() == [3, 4, 2]
     host = replay_run.host_of(log)
     gpu_s = float(np.mean([step.gpu_ns for step in log])) / 1e9
     simulation = replay_run.simulated(given, LinearStepTime(base_s=gpu_s + host.step_us / 1e6))
     compared = replay_run.compare(measured, simulation)
     assert {row.metric for row in compared} == {"ttft", "tpot", "e2e", "itl"}
-    replay.write(tmp_path, given, (measured, simulation), log, compared, ["about"])
+    replay.write_steps(tmp_path, log)
+    replay.write(tmp_path, given, (measured, simulation), compared, ["about"])
     with (tmp_path / "requests.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["prompt_tokens"] for row in rows] == ["9", "5", "12"]

@@ -33,10 +33,10 @@ import json
 from kernels_profile.kernels import mla, moe
 from kernels_profile.kernels.compiling import TARGETS, CompileCase, compile_case
 from kernels_profile.kernels.launch import meta
-def decode(config, capability):
+def decode(config, capability, matrix="native"):
     launch = mla._launches(config, "DeepSeek-V3", 8)[0]
     target = next(t for t in TARGETS if t.capability == capability)
-    return compile_case(CompileCase(launch, "", "native"), target).problems
+    return compile_case(CompileCase(launch, "", matrix), target).problems
 def grouped(config, capability):
     case = moe._case("", 8, 2, 1, 4096, 4096, config)
     target = next(t for t in TARGETS if t.capability == capability)
@@ -44,6 +44,7 @@ def grouped(config, capability):
 print(json.dumps({
     "whole latent in registers": decode(mla.DecodeConfig(8, 2, 64, 32, 1), 90),
     "oversized decode": decode(mla.DecodeConfig(8, 2, 64, 128, 2), 80),
+    "tensor memory": decode(mla.DecodeConfig(8, 2, 128, 32, 1), 100, "any"),
     "too few rows": grouped(moe.GroupedConfig(4, 4, 16, 128, 64, 8, 0), 90),
     "transposed": grouped(moe.GroupedConfig(4, 4, 16, 128, 64, 8, 1), 90),
     "oversized tile": grouped(moe.GroupedConfig(8, 4, 128, 256, 128, 8, 0), 80),
@@ -57,6 +58,7 @@ def test_tiles_that_a_gpu_cannot_take_are_rejected() -> None:
     problems = json.loads(done.stdout)
     assert "bytes of stack memory" in problems["whole latent in registers"][0]
     assert "over the limit of 166912" in problems["oversized decode"][0]
+    assert problems["tensor memory"] == ["576 columns of tensor memory, over the limit of 512"]
     assert problems["too few rows"] == ["no wgmma.mma_async in the PTX"]
     assert problems["transposed"] == []
     assert "over the limit of 166912" in problems["oversized tile"][0]

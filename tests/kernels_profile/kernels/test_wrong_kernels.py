@@ -35,7 +35,7 @@ WRONG = {
         "shrink = tl.exp2(largest - larger)", "shrink = tl.exp2(tl.minimum(largest, 0.0) * 0.0)",
     ),
     "parts of a context merged without their weights": (
-        "decode", "decode_attention", "_merge_parts_kernel", "decode_attention",
+        "decode", "decode_attention", "merge_parts_kernel", "decode_attention",
         "numbers * share[:, None], axis=0) / tl.where(weight == 0.0, 1.0, weight)",
         "numbers, axis=0) / parts",
     ),

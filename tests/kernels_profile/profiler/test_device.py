@@ -125,6 +125,20 @@ def test_the_driver_is_asked_and_nothing_is_set(monkeypatch: pytest.MonkeyPatch)
     assert [word.split("=")[0] for word in asked[0][1:]] == ["--query-gpu", "--format", "--id"]
 
 
+def test_a_driver_that_lacks_a_field_is_asked_for_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if "mig.mode.current" in command[1]:
+            raise subprocess.CalledProcessError(2, command)
+        return subprocess.CompletedProcess(command, 0, stdout="999.1, 345 MHz, 3201 MHz, 700 W\n")
+
+    monkeypatch.setattr(device.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(device.subprocess, "run", answer)
+    assert device.driver_says() == {
+        "driver": "999.1",
+        "clocks": {"clocks.sm": "345 MHz", "clocks.mem": "3201 MHz", "power.limit": "700 W"},
+    }
+
+
 def test_a_driver_that_does_not_answer_leaves_clocks_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

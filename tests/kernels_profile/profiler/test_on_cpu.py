@@ -357,3 +357,28 @@ def test_variants_are_compiled_in_processes_without_a_gpu(repository: Path, tmp_
     compiled, wanted, _, *problems = done.stdout.split(maxsplit=3)
     assert int(compiled) == int(wanted) >= 5
     assert not problems
+
+
+def test_a_configuration_that_cannot_run_is_passed_over(tmp_path: Path) -> None:
+    from kernels_profile.kernels.linear import choose
+    from kernels_profile.profiler.measure import Choices, Measurer
+
+    point = next(p for p in points(TINY_MODEL, "linear") if p["tokens"] == 1)
+    configs = choose(1, point["n"], point["k"])
+    choices = Choices(tmp_path / "launch_configs.csv")
+    measurer = Measurer("cpu", effort_on(Found("cpu", INTERPRETER)), choices)
+    work = measurer._work
+
+    def too_large(point: Point, config: Any) -> Any:
+        if config in failing:
+            raise RuntimeError("out of resource: shared memory")
+        return work(point, config)
+
+    measurer._work = too_large  # type: ignore[method-assign]
+    failing = list(configs)
+    with pytest.raises(RuntimeError, match="out of resource"):
+        measurer.measure(point)
+    failing.pop()
+    assert measurer.measure(point)["time_us"] > 0
+    assert choices.of(point) == configs[-1]
+    assert "RuntimeError" in (tmp_path / "launch_configs.csv").read_text()

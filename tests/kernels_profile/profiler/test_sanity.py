@@ -55,3 +55,19 @@ def test_what_there_is_no_time_for_is_not_checked() -> None:
     result = check_kernels("cpu", False, 0.0, 1, ["silu_mul"])
     assert result.checked == ()
     assert result.wanted > 0
+
+
+@pytest.mark.kernels
+@pytest.mark.usefixtures("kernels")
+def test_a_process_that_lost_its_device_says_nothing_of_further_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    from kernels_profile.profiler import sanity
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    assert sanity._check(("linear", "cuda")) is None
