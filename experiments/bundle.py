@@ -303,9 +303,15 @@ def _summary(bundle: Bundle) -> dict[str, Any]:
     facts = {
         "end_ns": bundle.end_ns,
         "reasons": bundle.reasons,
-        "replicas": [asdict(replica) for replica in bundle.replicas],
+        "replicas": [_facts_of(replica) for replica in bundle.replicas],
     }
     return {"label": bundle.label, "notes": bundle.notes, **bundle.summary, "facts": facts}
+
+
+def _facts_of(replica: ReplicaInfo) -> dict[str, Any]:
+    facts = asdict(replica)
+    del facts["iterations_by_rows"]  # up to one entry per batch size; MBU is made of it already
+    return facts
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -325,6 +325,7 @@ def _hardware(experiment: Experiment) -> list[Hardware]:
             kv_dtype=pool.precision.kv,
             data_attention=pool.data_parallel_attention,
             pipeline_parallel=pool.pipeline_parallel,
+            zipf=pool.expert_imbalance.zipf,
         )
         for pool in pools_of(experiment).values()
         for _ in range(pool.replicas)

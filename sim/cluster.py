@@ -469,6 +469,7 @@ class LiveCluster:
                 step_time=replica.step_time.describe(),
                 step_time_usage=replica.step_time_usage,
                 stage_busy_ns=tuple(replica.stage_busy_ns),
+                iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
             )
             for replica in self.replicas
         ]

@@ -231,9 +231,10 @@ METRICS: dict[str, Metric] = {
             "mbu",
             "MBU",
             "",
-            "Model bandwidth utilisation: bytes of the weights once per iteration, plus the KV "
-            "that decodes read and that new tokens write, / (peak memory bandwidth of all GPUs "
-            "x time between first arrival and last end).",
+            "Model bandwidth utilisation: bytes of the weights once per iteration (of experts "
+            "those that its rows are expected to touch), plus the KV that decodes read and that "
+            "new tokens write, / (peak memory bandwidth of all GPUs x time between first arrival "
+            "and last end).",
             "higher",
         ),
     )
@@ -439,6 +440,10 @@ class ReplicaFacts(Protocol):
     @property
     def iterations(self) -> int:
         """Forward passes that it ran."""
+
+    @property
+    def iterations_by_rows(self) -> Sequence[tuple[int, int]]:
+        """How many of them computed how many rows: (rows, iterations), in order of rows."""
 
 
 def run_span_ns(requests: Requests, run_end_ns: int) -> tuple[int, int]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sim.experts import ExpertLoad
 from sim.metrics import NS_PER_S, Ints, ReplicaFacts, Requests, per_second
-from sim.specs import DeviceSpec, ModelSpec, kv_bytes_per_token, weight_bytes
+from sim.specs import DeviceSpec, ModelSpec, kv_bytes_per_token, weight_bits, weight_bytes
 from sim.step_cost import prefill_pair_flops
 
 
@@ -23,6 +24,7 @@ class Hardware:
         kv_dtype: Of the KV memory.
         data_attention: Groups of them that attend apart.
         pipeline_parallel: Stages.
+        zipf: How uneven experts' popularity is (`sim.experts`); 0 for even.
     """
 
     device: DeviceSpec
@@ -31,11 +33,43 @@ class Hardware:
     kv_dtype: str = "bf16"
     data_attention: int = 1
     pipeline_parallel: int = 1
+    zipf: float = 0.0
 
     @property
     def gpus(self) -> int:
         """GPUs of all stages."""
         return self.tensor_parallel * self.pipeline_parallel
+
+
+@dataclass(frozen=True)
+class RoutedExperts:
+    """What an iteration of one replica reads of the experts among which a router chooses.
+
+    Attributes:
+        load: How many of a layer's experts some rows touch.
+        bytes_each: Of one expert in every layer that has experts, over all GPUs.
+    """
+
+    load: ExpertLoad
+    bytes_each: float
+
+    def unread_bytes(self, replica: ReplicaFacts) -> float:
+        """Bytes of experts that the replica's iterations are expected to leave unread.
+
+        Raises:
+            ValueError: The iterations by their rows are not known, as in a bundle read back.
+        """
+        counted = sum(count for _, count in replica.iterations_by_rows)
+        if counted != replica.iterations:
+            raise ValueError(
+                f"{replica.name}: rows of {counted} of {replica.iterations} iterations are known"
+            )
+        experts = self.load.model.experts
+        unread = sum(
+            count * (experts - self.load.touched(rows))
+            for rows, count in replica.iterations_by_rows
+        )
+        return self.bytes_each * unread
 
 
 @dataclass(frozen=True)
@@ -47,9 +81,12 @@ class ModelWork:
         flops_per_pair: Attention, per (query token, key token) pair.
         flops_per_sample: LM head, per token emitted.
         kv_bytes_per_token: Read once per token of context by a decode, written once per token.
-        weight_bytes: Read per iteration of each replica, over all its GPUs, in order of replica.
+        weight_bytes: Read per iteration of each replica, over all its GPUs, in order of replica;
+            with all experts.
         peak_flops_per_s: Dense peak of all GPUs together.
         peak_bytes_per_s: Memory bandwidth of all GPUs together.
+        routed: Which of those weights may stay unread, in order of replica; empty for a dense
+            model.
     """
 
     flops_per_token: float
@@ -59,13 +96,15 @@ class ModelWork:
     weight_bytes: tuple[float, ...]
     peak_flops_per_s: float
     peak_bytes_per_s: float
+    routed: tuple[RoutedExperts, ...] = ()
 
 
 def model_work(model: ModelSpec, replicas: Sequence[Hardware]) -> ModelWork:
     """Derive the costs from the architecture, and the peaks from the data sheets.
 
-    A mixture of experts counts the experts of each token in FLOPs and all experts in bytes. Where
-    KV types differ between pools, that of the last replica counts, which is one that decodes.
+    A mixture of experts counts the experts of each token in FLOPs, and in bytes those that the rows
+    of each iteration are expected to touch. Where KV types differ between pools, that of the last
+    replica counts, which is one that decodes.
     Latent attention counts as in a prefill, with keys and values of each head: what the model
     needs, of which a decode over latents computes more. Each GPU reads all of the latents.
     """
@@ -83,7 +122,13 @@ def model_work(model: ModelSpec, replicas: Sequence[Hardware]) -> ModelWork:
         peak_bytes_per_s=sum(
             hardware.gpus * hardware.device.memory_bytes_per_s for hardware in replicas
         ),
+        routed=tuple(_routed(model, each) for each in replicas) if model.experts else (),
     )
+
+
+def _routed(model: ModelSpec, hardware: Hardware) -> RoutedExperts:
+    each = model.expert_layers * model.expert_weights * weight_bits(hardware.precision) / 8
+    return RoutedExperts(ExpertLoad(model, zipf=hardware.zipf), each)
 
 
 def _bytes_per_iteration(model: ModelSpec, hardware: Hardware) -> float:
@@ -117,6 +162,10 @@ def moved_bytes(requests: Requests, work: ModelWork, replicas: Sequence[ReplicaF
     weights = sum(
         replica.iterations * each for replica, each in zip(replicas, work.weight_bytes, strict=True)
     )
+    if work.routed:
+        weights -= sum(
+            routed.unread_bytes(each) for routed, each in zip(work.routed, replicas, strict=True)
+        )
     return weights + work.kv_bytes_per_token * kv_tokens
 
 

@@ -183,6 +183,8 @@ class ReplicaInfo:
         step_time_usage: What its step-time model counted (`ReplicaStepTime.usage`), or None.
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
+        iterations_by_rows: How many iterations computed how many rows, prompts' and decodes', as
+            (rows, iterations) in order of rows; empty where read back from files, which lack it.
     """
 
     name: str
@@ -198,6 +200,7 @@ class ReplicaInfo:
     step_time: StepTimeOrigin
     step_time_usage: Mapping[str, Any] | None = None
     stage_busy_ns: tuple[int, ...] = ()
+    iterations_by_rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
 
 class Recorder:

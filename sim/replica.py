@@ -141,6 +141,7 @@ class Replica:
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []
         self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
+        self.iterations_by_rows: dict[int, int] = {}
         self._surroundings = surroundings
         self._recorder = recorder
         self._keeps_steps = recorder.record.steps
@@ -598,6 +599,8 @@ class Replica:
         self.busy_ns += end - flight.start_ns
         self.prefill_tokens += flight.prefill_tokens * n
         self.decode_tokens += flight.decodes * n
+        rows = flight.prefill_tokens + flight.decodes
+        self.iterations_by_rows[rows] = self.iterations_by_rows.get(rows, 0) + n
         if flight.ticks:
             self._barren_steps = 0
         else:
