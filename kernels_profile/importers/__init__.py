@@ -44,6 +44,7 @@ def read_profile(
         skipped = ", ".join(sorted(naming.skipped))
         because = f"; --skip leaves out {skipped}" if skipped else ""
         raise ConfigError(f"{path}: no table of {source} that can be imported{because}")
+    naming.check(path)
     for data in found:
         data.finish()
     return found

@@ -8,7 +8,7 @@ to have that one. What is no plain layer of ours (MLA, module and router tables)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,9 @@ def read_published(path: Path, naming: Naming, engine: str) -> list[Imported]:
     """
     if engine not in ENGINES:
         raise ConfigError(f"--engine: {engine} is not known{nearest(engine, ENGINES)}")
-    files = _choose(_files(path), engine)
+    there = list(_files(path))
+    naming.seen.update(file.system for file in there if file.system)
+    files = _choose(there, engine)
     if not files:
         names = ", ".join(f"{kind}{suffix}" for kind in READERS for suffix in SUFFIXES[-1:])
         raise ConfigError(
@@ -80,7 +82,7 @@ def read_published(path: Path, naming: Naming, engine: str) -> list[Imported]:
         device = naming.device(system, SYSTEMS)
         if device is None:
             continue
-        origin = f"aiconfigurator, {system} (published tables)"
+        origin = f"aiconfigurator, {system or device} (published tables)"
         data = found.setdefault(device, Imported(device, origin, engine, ""))
         versions.setdefault(device, {})[file.kind] = _version_of(table, file)
         READERS[file.kind](data, table, file.path)
@@ -113,13 +115,18 @@ def _below_data(parts: tuple[str, ...]) -> str:
     return ""
 
 
-def _choose(files: Iterator[Found], engine: str) -> list[Found]:
+def _choose(files: Iterable[Found], engine: str) -> list[Found]:
     """The newest file of each table and system; NCCL's is of no engine."""
     best: dict[tuple[str, str], Found] = {}
     for file in files:
         if file.engine and file.engine not in (engine, "nccl"):
             continue
         key = (file.system, file.kind)
+        if not file.system and key in best and _rank(file) == _rank(best[key]):
+            raise ConfigError(
+                f"{file.path}: and {best[key].path} do not say which systems they are of; "
+                "import one at a time"
+            )
         if key not in best or _rank(file) > _rank(best[key]):
             best[key] = file
     return list(best.values())
@@ -139,10 +146,14 @@ def _read(file: Found) -> pd.DataFrame:
 
 def _system_of(table: pd.DataFrame, path: Path, naming: Naming) -> str:
     """The system that a file's column ``device`` names."""
-    if naming.of is not None:
-        return naming.of
     gpus = sorted(set(table["device"].astype(str))) if "device" in table else []
-    if len(gpus) != 1:
+    if len(gpus) > 1:
+        raise ConfigError(
+            f"{path}: has rows of several devices ({', '.join(gpus)}); keep those of one only"
+        )
+    if not gpus and naming.of is not None:
+        return ""
+    if not gpus:
         raise ConfigError(f"{path}: does not say which system it is of; give --device")
     return GPUS.get(gpus[0], gpus[0])
 

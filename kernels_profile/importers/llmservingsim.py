@@ -88,9 +88,10 @@ def _read_tidy(path: Path, naming: Naming) -> Iterator[Imported]:
     found: dict[str, Imported] = {}
     for key in sorted({*dense, *sequences, *attention, *experts}):
         hardware, name, tp = key
-        device, model = naming.device(hardware, HARDWARE), naming.model(name, MODELS)
-        if device is None or model is None:
+        sheets = naming.pair(hardware, name, HARDWARE, MODELS)
+        if sheets is None:
             continue
+        device, model = sheets
         origin = f"LLMServingSim, {hardware} (tidy tables)"
         data = found.setdefault(device, Imported(device, origin, "vllm", TIDY_VERSION))
         shard = Shard.of(model, tp)

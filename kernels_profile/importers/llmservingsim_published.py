@@ -63,9 +63,10 @@ def read_published(path: Path, naming: Naming) -> list[Imported]:
     found: dict[str, Imported] = {}
     for bundle in _bundles(path):
         hardware, name = str(bundle.meta["hardware"]), str(bundle.meta["model"])
-        device, model = naming.device(hardware, HARDWARE), naming.model(name, MODELS)
-        if device is None or model is None:
+        sheets = naming.pair(hardware, name, HARDWARE, MODELS)
+        if sheets is None:
             continue
+        device, model = sheets
         version = str(bundle.meta["vllm_version"])
         origin = f"LLMServingSim, {hardware}"
         data = found.setdefault(device, Imported(device, origin, "vllm", version))

@@ -73,9 +73,10 @@ def read(path: Path, naming: Naming) -> list[Imported]:
     else:
         parts = [_published(folder) for folder in _folders(path)]
     for (hardware, name, tp), rows, attention in parts:
-        device, model = naming.device(hardware, DEVICES), naming.model(name)
-        if device is None or model is None:
+        sheets = naming.pair(hardware, name, DEVICES)
+        if sheets is None:
             continue
+        device, model = sheets
         data = found.setdefault(device, _data(device, hardware))
         shard = Shard.of(model, tp)
         _add_layers(data, rows, shard, path)

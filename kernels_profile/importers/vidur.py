@@ -116,10 +116,10 @@ def _tidy_collectives(path: Path, naming: Naming, found: dict[str, Imported]) ->
 def place_of(node: str, naming: Naming) -> tuple[str, str] | None:
     """Our device and backend of a node; None where either name is to be skipped."""
     name, backend = NODES.get(node, (node, "nccl"))
-    if node in naming.skip:
-        naming.skipped.add(node)
+    if naming.skips(node):
         return None
-    device = naming.device(name, {**DEVICES, name: naming.given.get(node, DEVICES.get(name, name))})
+    said = "" if node in naming.given and naming.of else name
+    device = naming.device(said, {**DEVICES, name: naming.given.get(node, DEVICES.get(name, name))})
     return None if device is None else (device, backend)
 
 

@@ -94,7 +94,7 @@ def _read_attention(path: Path, naming: Naming, found: dict[str, Imported]) -> N
 def _read_all_reduce(path: Path, naming: Naming, found: dict[str, Imported]) -> None:
     columns = ["num_workers", "devices_per_node", "size"]
     table = read_table(path, [*columns, "time_stats.all_reduce.median"])
-    place = place_of("" if naming.of else _below(path, "network"), naming)
+    place = place_of(_below(path, "network", naming), naming)
     if place is None:
         return
     whole(table, columns, path, 1)
@@ -114,13 +114,18 @@ _READERS = {
 
 
 def _device_of(path: Path, above: str, naming: Naming) -> str | None:
-    return naming.device("" if naming.of else _below(path, above), DEVICES)
+    return naming.device(_below(path, above, naming), DEVICES)
 
 
-def _below(path: Path, above: str) -> str:
-    """The folder below ``compute`` or ``network``, which Vidur names after device or node."""
+def _below(path: Path, above: str, naming: Naming) -> str:
+    """The folder below ``compute`` or ``network``, which Vidur names after device or node.
+
+    "" where there is none, but the user says which device it is.
+    """
     parts = path.absolute().parts
     if above not in parts[:-2]:
+        if naming.of:
+            return ""
         raise ConfigError(
             f"{path}: does not say which device it is of: keep Vidur's folders "
             f"({above}/<{'device' if above == 'compute' else 'node'}>/...), or give --device"

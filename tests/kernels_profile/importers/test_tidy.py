@@ -223,3 +223,27 @@ def test_the_real_tables_of_the_rtx_4090_are_complete_for_a_dense_model(shared: 
     decode = data.tables["attention_decode"]
     assert decode.groupby("batch").time_us.apply(lambda us: us.is_monotonic_increasing).all()
     assert len(data.tables["attention_mixed"]) == 8448
+
+
+def test_no_importer_merges_devices(tmp_path: Path) -> None:
+    lsim = llmservingsim(tmp_path / "lsim")
+    dense = lsim / "ops_dense.csv"
+    dense.write_text(dense.read_text() + "RTXPRO6000,Llama-3.1-8B,2,o_proj,8,1\n")
+    with pytest.raises(ConfigError, match=r"several devices \(RTX4090, RTXPRO6000\)"):
+        read_profile("llmservingsim", lsim, Naming(of="rtx-4090"))
+    [data] = read_profile("llmservingsim", lsim, Naming(of="rtx-4090", skip=["RTXPRO6000"]))
+    assert (data.tables["linear"].time_us != 1).all()
+    aic = aiconfigurator(tmp_path / "aic")
+    for file in list(aic.glob("*h100_sxm.parquet")):
+        (aic / file.name.replace("h100", "h200")).write_bytes(file.read_bytes())
+    with pytest.raises(ConfigError, match=r"several devices \(h100_sxm, h200_sxm\)"):
+        read_profile("aiconfigurator", aic, Naming(of="h200"))
+
+
+def test_a_published_table_of_two_gpus_is_not_taken_as_one(tmp_path: Path) -> None:
+    (tmp_path / "gemm_perf.csv").write_text(
+        "device,gemm_dtype,m,n,k,latency\nNVIDIA H200,bfloat16,1,8,8,1\n"
+        "NVIDIA B200,bfloat16,1,8,8,2\n"
+    )
+    with pytest.raises(ConfigError, match=r"several devices \(NVIDIA B200, NVIDIA H200\)"):
+        read_profile("aiconfigurator", tmp_path / "gemm_perf.csv", Naming(of="h200"))

@@ -187,3 +187,45 @@ def test_a_node_goes_by_its_device_and_may_be_named_or_skipped(
     assert [data.device for data in found] == ["a100-sxm-80gb", "h200"]
     [data] = read_profile("vidur", published, Naming(skip=["my_cluster"]))
     assert data.device == "a100-sxm-80gb"
+
+
+def tidy(folder: Path, devices: tuple[str, ...] = ("a100", "a40", "h100")) -> Path:
+    """Tidy tables of some devices, a row each, with invented times."""
+    times = [f"{name}_us" for name in OPERATORS]
+    head = ["device,model,tp,num_tokens,n_head,n_kv_head,d_model,d_ff,gated_mlp", *times]
+    rows = [f"{device},m,1,8,32,8,4096,14336,True" + ",10" * len(times) for device in devices]
+    folder.mkdir()
+    (folder / "linear_ops.csv").write_text("\n".join([",".join(head), *rows]) + "\n")
+    (folder / "collectives.csv").write_text(
+        "node,op,num_workers,devices_per_node,message_bytes,time_us\n"
+        + "".join(f"{device}_pairwise_nvlink,all_reduce,2,2,512,5\n" for device in devices)
+    )
+    return folder
+
+
+def test_rows_of_several_devices_are_not_merged_into_one(tmp_path: Path) -> None:
+    source = tidy(tmp_path / "vidur")
+    several = r"several devices \(a100, h100\).*leave out --device.*h100, by --skip a100$"
+    with pytest.raises(ConfigError, match=several):
+        read_profile("vidur", source, Naming(skip=["a40"], of="h100-sxm"))
+    one = read_profile("vidur", source, Naming(skip=["a40", "a100"], of="h100-sxm"))
+    assert [(data.device, len(data.tables["collective"])) for data in one] == [("h100-sxm", 1)]
+    with pytest.raises(ConfigError, match=r"a100, h100\).*do not name them alike.*--skip a100"):
+        read_profile("vidur", source, Naming({"a100": "h100-sxm"}, skip=["a40"]))
+
+
+def test_what_is_skipped_or_named_must_be_there(tmp_path: Path) -> None:
+    source = tidy(tmp_path / "vidur", ("a100",))
+    with pytest.raises(ConfigError, match=r"--skip a10: .* has nothing of that name.*a100"):
+        read_profile("vidur", source, Naming(skip=["a10"]))
+    with pytest.raises(ConfigError, match=r"--name a40: .* has nothing of that name"):
+        read_profile("vidur", source, Naming({"a40": "l40s"}))
+
+
+def test_published_folders_of_two_devices_are_not_merged(tmp_path: Path) -> None:
+    for name in ("a100", "h100"):
+        mlp(tmp_path / "compute" / name / "m" / "mlp.csv")
+    with pytest.raises(ConfigError, match=r"several devices \(a100, h100\)"):
+        read_profile("vidur", tmp_path, Naming(of="h100-sxm"))
+    [data] = read_profile("vidur", tmp_path, Naming(of="h100-sxm", skip=["a100"]))
+    assert len(data.tables["linear"]) == 8
