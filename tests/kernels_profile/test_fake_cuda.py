@@ -1,13 +1,18 @@
-"""What only a GPU executes, on a device that is none: graphs, the engine, whole steps."""
+"""What only a GPU executes, on a device that is none: graphs, the engine, a session."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from kernels_profile.profiler.grids import Grid, Grids
+from kernels_profile.table import DataSet
 from sim.specs import ModelSpec
 from tests.kernels_profile.fake_cuda import Device, fake_cuda
 
@@ -115,3 +120,70 @@ def test_the_timer_captures_and_replays_whole_steps(device: Device) -> None:
         assert row["repeats"] == 2
         assert row["time_us"] > 0  # type: ignore[operator]
     assert device.replays == 2 * 5  # untimed and one to size, untimed and two timed
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1,
+    "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "vocab_size": 50, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu",
+}  # fmt: skip
+
+
+def coarse(grids: Grids) -> Grids:
+    """The first tier alone."""
+    made = {
+        name: Grid({column: (axis[0], (), ()) for column, axis in grid.axes.items()})
+        for name, grid in vars(grids).items()
+        if isinstance(grid, Grid)
+    }
+    return replace(grids, **made)
+
+
+def test_a_profile_whole_steps_and_a_replay_as_on_a_gpu(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts of a session, one after the other, with little to measure in each."""
+    from experiments import replay, replay_run
+    from kernels_profile.engine import runner, steps
+    from kernels_profile.profiler import precompile, request, session
+    from kernels_profile.profiler.grids import TINY as GRIDS
+
+    path, out = tmp_path / "config.json", tmp_path / "out"
+    path.write_text(json.dumps(CONFIG))
+    compiled = precompile.Compiled(0, 0, 0.0)
+    monkeypatch.setattr(precompile, "compile_ahead", lambda *given, **named: compiled)
+    monkeypatch.setattr(request, "FULL", coarse(GRIDS))
+    quickly = request.Effort(graph_us=0, max_launches=2, target_us=1, min_repeats=2, max_repeats=2)
+    monkeypatch.setattr(request, "effort_on", lambda found: quickly)
+    monkeypatch.setattr("kernels_profile.profiler.run.effort_on", lambda found: quickly)
+    monkeypatch.setattr("kernels_profile.profiler.measure.candidates", lambda point: ())
+    points = (steps.StepPoint(5), steps.StepPoint(decodes=2, context=9))
+    monkeypatch.setattr(steps, "POINTS", points)
+    monkeypatch.setattr(replay_run, "GRAPH_SIZES", (1, 2))
+    few = [([0], 0, [0])]  # seats for 128 sequences would take the interpreter minutes
+    monkeypatch.setattr(
+        runner, "warm_rows", lambda model, *_: [runner.make_rows(model, few, [True], [])]
+    )
+
+    given = ["--out", str(out), "--models", str(path)]
+    assert session.main([*given, "--part", "profile"]) == 0
+    data = DataSet(out)
+    assert data.meta.device == "h200"
+    assert {"linear", "attention_decode", "overhead", "ceilings"} <= {p.stem for p in data.files()}
+    what = data.table("overhead")
+    assert what is not None
+    assert set(what["what"].tolist()) == {"kernel_launch", "graph_replay"}
+
+    assert session.main([*given, "--part", "steps"]) == 0
+    table = DataSet(out).table("step")
+    assert table is not None
+    assert np.all(table["operators_us"] > 0)
+    assert session.main([*given, "--part", "steps"]) == 0  # all were there
+
+    told = ["--out", str(out / "replay"), "--tables", str(out), "--model", str(path)]
+    told += ["--num-blocks", "32", "--max-model-len", "40", "--rate", "3", "--requests", "2"]
+    assert replay.main([*told, "--duration-s", "40", "--preset", "sharegpt-like"]) == 0
+    written = {p.name for p in (out / "replay").iterdir()}
+    assert written == {"requests.csv", "steps.csv", "comparison.csv", "about.txt"}
+    assert device.replays > 0
