@@ -30,6 +30,12 @@ Row = Mapping[str, object]
 SCHEMA_VERSION = 1
 """Of the data sets; an older one is read, a newer one refused."""
 
+MOST_US = 1e10
+"""The longest time that is believed, microseconds: hours for one launch."""
+
+MOST_SIZE = 10**15
+"""The largest size that is believed, of whichever unit."""
+
 META = "meta.yaml"
 SPREAD = ("p10_us", "p90_us", "cv", "repeats")
 """Optional columns beside ``time_us``: quantiles, std/mean over the repeats, and their number."""
@@ -118,6 +124,15 @@ OPERATORS: Mapping[str, Columns] = MappingProxyType(
     }
 )
 """Tables of a data set by name; the file is ``NAME.csv``."""
+
+FROM_0 = frozenset(("history", "context", "skew", "size", "prefill_tokens", "decodes"))
+"""Sizes that may be 0; all others are at least 1."""
+
+FRACTIONS = frozenset(("context", "skew", "touched", "size"))
+"""Sizes that may be means or shares; all others are whole numbers."""
+
+MOST = MappingProxyType({"value": 1e18, "cv": 1e3, "skew": 1e6})
+"""Largest values of columns that are neither times (`MOST_US`) nor sizes (`MOST_SIZE`)."""
 
 WORDS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {
@@ -399,7 +414,7 @@ def _checked(path: Path, operator: str, head: list[str], rows: list[list[str]]) 
         if name in known.texts or name == "unit":
             columns[name] = _words(path, operator, name, values)
         else:
-            columns[name] = _numbers(path, name, values, above_0=name in known.values)
+            columns[name] = _numbers(path, name, values, known)
     _refuse_twice(path, [columns[name] for name in known.keys])
     return Table(operator, path, columns)
 
@@ -427,7 +442,7 @@ def _words(path: Path, operator: str, name: str, values: list[str]) -> npt.NDArr
     return np.array(values, dtype=object)
 
 
-def _numbers(path: Path, name: str, values: list[str], *, above_0: bool) -> Floats:
+def _numbers(path: Path, name: str, values: list[str], known: Columns) -> Floats:
     optional = name in SPREAD
     try:
         given = (v or "nan" for v in values) if optional else values
@@ -435,15 +450,29 @@ def _numbers(path: Path, name: str, values: list[str], *, above_0: bool) -> Floa
     except ValueError:
         line, value = next((i, v) for i, v in enumerate(values, start=2) if not _is_number(v))
         raise ProfileError(f"{path}: line {line}: {name}: {value!r} is no number") from None
-    bad = ~(numbers > 0) if above_0 else ~(numbers >= 0)
-    bad |= np.isinf(numbers)
+    wanted, good = _allowed(name, numbers, known)
+    bad = ~good
     if optional:
         bad &= ~np.isnan(numbers)
     if bad.any():
         at = int(np.argmax(bad))
-        wanted = "a number above 0" if above_0 else "a number of at least 0"
         raise ProfileError(f"{path}: line {at + 2}: {name}: {values[at]}: expected {wanted}")
     return numbers
+
+
+def _allowed(name: str, x: Floats, known: Columns) -> tuple[str, npt.NDArray[np.bool_]]:
+    """What a column may hold, in words, and which numbers are such."""
+    if name not in known.sizes:
+        most = MOST.get(name, MOST_US if name.endswith("_us") else float(MOST_SIZE))
+        if name in known.values:
+            return f"a number above 0, {most:g} at most", (x > 0) & (x <= most)
+        return f"a number from 0 to {most:g}", (x >= 0) & (x <= most)
+    least, most = 0 if name in FROM_0 else 1, MOST.get(name, float(MOST_SIZE))
+    good = (x >= least) & (x <= most)
+    if name in FRACTIONS:
+        return f"a number from {least} to {most:g}", good
+    with np.errstate(invalid="ignore"):
+        return f"a whole number from {least} to {most:g}", good & (x % 1 == 0)
 
 
 def _is_number(text: str) -> bool:

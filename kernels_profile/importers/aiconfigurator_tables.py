@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernels_profile.importers.aiconfigurator import OPS, known_dtypes
 from kernels_profile.importers.data_set import Imported
-from kernels_profile.importers.reading import whole
+from kernels_profile.importers.reading import at_least_0, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +50,7 @@ def _attention(data: Imported, table: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Rows of full attention that is computed in 16 bits, one kernel source."""
     whole(table, ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"], path, 1)
     whole(table, ["step"], path)
+    at_least_0(table, ["window_size", "beam_width"], path, blank=True)
     keep = table.attn_dtype.isin(("bfloat16", "float16"))
     if "window_size" in table:
         keep &= ~(table.window_size > 0)

@@ -112,7 +112,8 @@ def _grouped(path: Path, columns: list[str]) -> dict[tuple[str, str, int], pd.Da
     """Checked rows of a tidy table by device, model and tensor parallelism."""
     table = read_table(path, ["device", "model", "tp", *columns, "time_us"])
     whole(table, ["tp"], path, 1)
-    whole(table, [column for column in columns if column != "layer"], path)
+    counts = [column for column in columns if column != "layer"]
+    whole(table, counts, path, 0 if "n_decode" in counts else 1)
     positive(table, "time_us", path)
     groups = table.groupby(["device", "model", "tp"], observed=True)
     return {(str(d), str(m), int(tp)): rows for (d, m, tp), rows in groups}

@@ -23,8 +23,9 @@ from kernels_profile.importers.llmservingsim import (
     add_sequences,
 )
 from kernels_profile.importers.naming import Naming
-from kernels_profile.importers.reading import positive, read_table, whole
+from kernels_profile.importers.reading import at_least_0, positive, read_table, whole
 from kernels_profile.importers.shapes import Shard
+from kernels_profile.table import MOST_US
 from sim.errors import ConfigError
 from sim.specs import ModelSpec
 
@@ -142,12 +143,12 @@ def _add_bundle(data: Imported, bundle: Bundle, model: ModelSpec) -> None:
         _add_skew(data, folder / "skew.csv", attention, {"kv_dtype": kv, **shard.attention})
     if (folder / "moe.csv").exists():
         rows = _table(folder / "moe.csv", [], ["tokens", "activated_experts"])
-        add_experts(data, _own_experts(data, rows), model, bundle.tp, weights)
+        add_experts(data, _own_experts(data, rows, folder / "moe.csv"), model, bundle.tp, weights)
 
 
 def _table(path: Path, words: list[str], counts: list[str]) -> pd.DataFrame:
     table = read_table(path, [*words, *counts, "time_us"])
-    whole(table, counts, path)
+    whole(table, counts, path, 0 if "n_decode" in counts else 1)
     positive(table, "time_us", path)
     return table
 
@@ -157,7 +158,9 @@ def _attention(data: Imported, path: Path) -> pd.DataFrame:
     table = _table(path, [], ["prefill_chunk", "n_decode", "kv_decode"])
     if "layer" in table:
         table = table[table.layer == "attention"]
+    at_least_0(table, ["kv_prefill", "prefill_key"], path)
     if "decode_q_len" in table:
+        whole(table, ["decode_q_len"], path)
         table = table[table.decode_q_len == 1]
     if "kv_prefill" not in table:
         if "prefill_key" not in table:
@@ -177,7 +180,8 @@ def _add_skew(
     """Decodes of two different contexts, where every batch size above 1 was measured so."""
     columns = ["n", "nb", "pc", "kvs", "kv_big"]
     table = read_table(path, [*columns, "t_skew_us"])
-    whole(table, columns, path)
+    whole(table, ["n", "nb"], path, 1)
+    whole(table, ["pc", "kvs", "kv_big"], path)
     rows = table[(table.pc == 0) & (table.kv_big > table.kvs)]
     if "layer" in rows:
         rows = rows[rows.layer == "attention"]
@@ -196,9 +200,12 @@ def _add_skew(
     )  # fmt: skip
 
 
-def _own_experts(data: Imported, rows: pd.DataFrame) -> pd.DataFrame:
+def _own_experts(data: Imported, rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Rows without expert parallelism."""
-    if "ep" not in rows or (rows.ep == 1).all():
+    if "ep" not in rows:
+        return rows
+    whole(rows, ["ep"], path, 1)
+    if (rows.ep == 1).all():
         return rows
     data.note("experts: rows of expert parallelism are left out")
     return rows[rows.ep == 1]
@@ -230,5 +237,11 @@ def _sample(sample: Mapping[str, Any], gpus: int, path: Path) -> dict[str, objec
     us = sample.get("us") if us is None else us
     if op not in ("all_reduce", "all_gather", "reduce_scatter") or not size or not us:
         raise ConfigError(f"{path}: a sample has no collective, bytes or us: {dict(sample)}")
+    if not (_number(size) and float(size).is_integer() and _number(us)):
+        raise ConfigError(f"{path}: a sample's bytes or us is no number above 0: {dict(sample)}")
     times = 1 if op == "all_reduce" else gpus
     return {"op": op, "backend": "nccl", "gpus": gpus, "bytes": size * times, "time_us": us}
+
+
+def _number(said: object) -> bool:
+    return type(said) in (int, float) and 0 < said <= MOST_US  # type: ignore[operator]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from kernels_profile.importers.data_set import Imported
 from kernels_profile.importers.llmservingsim import LICENCE, REPOSITORY, add_sequences
 from kernels_profile.importers.naming import Naming
-from kernels_profile.importers.reading import positive, read_table, whole
+from kernels_profile.importers.reading import flags, positive, read_table, whole
 from kernels_profile.importers.shapes import Shard
 from sim.errors import ConfigError
 
@@ -96,6 +96,9 @@ Key = tuple[str, str, int]
 def _tidy(path: Path) -> dict[Key, pd.DataFrame]:
     columns = ["layer", "tokens"] if path.suffix == ".csv" else ["is_prefill", "batch", "kv_len"]
     table = read_table(path, ["device", "model", "tp", *columns, "time_us"])
+    whole(table, ["tp", *(x for x in columns if x not in ("layer", "is_prefill"))], path, 1)
+    if "is_prefill" in columns:
+        flags(table, "is_prefill", path)
     positive(table, "time_us", path)
     groups = table.groupby(["device", "model", "tp"], observed=True)
     return {(str(d), str(m), int(tp)): rows for (d, m, tp), rows in groups}
@@ -120,8 +123,8 @@ def _published(folder: Path) -> tuple[Key, pd.DataFrame, pd.DataFrame | None]:
     path = folder / "layers.csv"
     layers = read_table(path, ["layer_name", "input", "latency(ns)"])
     layers = layers.rename(columns={"layer_name": "layer", "input": "tokens"})
+    positive(layers, "latency(ns)", path)
     layers["time_us"] = layers["latency(ns)"] / 1e3
-    positive(layers, "time_us", path)
     attention = folder / "attention.csv"
     return key, layers, _vidur_form(attention) if attention.exists() else None
 
@@ -130,11 +133,13 @@ def _vidur_form(path: Path) -> pd.DataFrame:
     """Decodes of a table in Vidur's columns, milliseconds."""
     median = "time_stats.attn_decode.median"
     table = read_table(path, ["batch_size", "kv_cache_size", "is_prefill", median])
-    table = table[table.is_prefill.astype(str).str.lower() == "false"]
+    whole(table, ["batch_size"], path, 1)
+    whole(table, ["kv_cache_size"], path)
+    flags(table, "is_prefill", path)
+    table = table[~table.is_prefill].copy()
+    positive(table, median, path)
     table = table.rename(columns={"batch_size": "batch", "kv_cache_size": "kv_len"})
-    table = table.assign(time_us=table[median] * 1e3, is_prefill=False)
-    positive(table, "time_us", path)
-    return table
+    return table.assign(time_us=table[median] * 1e3, is_prefill=False)
 
 
 def _add_layers(data: Imported, rows: pd.DataFrame, shard: Shard, path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernels_profile.table import MOST_SIZE, MOST_US
 from sim.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -95,14 +96,14 @@ def whole(table: pd.DataFrame, columns: Iterable[str], path: Path, least: int = 
 
     for name in columns:
         values = pd.to_numeric(table[name], errors="coerce")
-        wrong = ~((values >= least) & (values % 1 == 0))
+        wrong = ~((values >= least) & (values <= MOST_SIZE) & (values % 1 == 0))
         if wrong.any():
-            _refuse(table, name, path, wrong, f"a whole number of at least {least}")
+            _refuse(table, name, path, wrong, f"a whole number from {least} to {MOST_SIZE:g}")
         table[name] = values.astype("int64")
 
 
 def positive(table: pd.DataFrame, column: str, path: Path) -> None:
-    """Check that a column holds times above 0.
+    """Check that a column holds times above 0, in whichever unit.
 
     Raises:
         ConfigError: a value that is none, with its row.
@@ -110,12 +111,53 @@ def positive(table: pd.DataFrame, column: str, path: Path) -> None:
     import pandas as pd
 
     values = pd.to_numeric(table[column], errors="coerce")
-    wrong = ~((values > 0) & (values < float("inf")))
+    wrong = ~((values > 0) & (values <= MOST_US))
     if wrong.any():
-        _refuse(table, column, path, wrong, "a time above 0")
+        _refuse(table, column, path, wrong, f"a time above 0 (and of {MOST_US:g} at most)")
     if values.dtype == "float32":  # as its digits say, not with those that a longer float adds
         values = values.map(lambda value: float(f"{value:.7g}"))
     table[column] = values.astype("float64")
+
+
+def at_least_0(
+    table: pd.DataFrame, columns: Iterable[str], path: Path, *, blank: bool = False
+) -> None:
+    """Check, and make floats, columns that hold times or spreads of 0 or more.
+
+    Args:
+        table: Rows.
+        columns: Of them; those that the table lacks are passed over.
+        path: For messages.
+        blank: A cell may be empty.
+
+    Raises:
+        ConfigError: a value that is none, with its row.
+    """
+    import pandas as pd
+
+    for name in columns:
+        if name not in table:
+            continue
+        values = pd.to_numeric(table[name], errors="coerce")
+        wrong = ~((values >= 0) & (values <= MOST_US))
+        if blank:
+            wrong &= table[name].notna()
+        if wrong.any():
+            _refuse(table, name, path, wrong, f"a number from 0 to {MOST_US:g}")
+        table[name] = values.astype("float64")
+
+
+def flags(table: pd.DataFrame, column: str, path: Path) -> None:
+    """Check, and make booleans, a column that says True or False.
+
+    Raises:
+        ConfigError: a value that is neither, with its row.
+    """
+    said = table[column].astype(str).str.lower()
+    wrong = ~said.isin(("true", "false", "1", "0"))
+    if wrong.any():
+        _refuse(table, column, path, wrong, "True or False")
+    table[column] = said.isin(("true", "1"))
 
 
 def _refuse(table: pd.DataFrame, column: str, path: Path, wrong: pd.Series, wanted: str) -> None:

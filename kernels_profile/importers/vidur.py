@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kernels_profile.importers.data_set import Imported
 from kernels_profile.importers.naming import Naming
-from kernels_profile.importers.reading import positive, read_table, whole
+from kernels_profile.importers.reading import at_least_0, flags, positive, read_table, whole
 from kernels_profile.importers.shapes import Shard
 
 if TYPE_CHECKING:
@@ -91,13 +91,15 @@ def _read_tidy(path: Path, naming: Naming, found: dict[str, Imported]) -> None:
     names = [f"{name}_us" for name in (*LINEAR, *NORMS, *OTHERS)]
     table = read_table(file, ["device", "tp", "num_tokens", *sizes, "gated_mlp", *names])
     whole(table, ["tp", "num_tokens", *sizes], file, 1)
+    check_layers(table, "{}_us", file)
+    flags(table, "gated_mlp", file)
     for name, rows in table.groupby("device", sort=True):
         device = naming.device(str(name), DEVICES)
         if device is not None:
             renamed = rows.rename(
                 columns={f"{name}_us": name for name in (*LINEAR, *NORMS, *OTHERS)}
             )
-            add_layers(data_of(found, device, "tidy"), renamed, file, {})
+            add_layers(data_of(found, device, "tidy"), renamed, {})
     _tidy_collectives(path / "collectives.csv", naming, found)
 
 
@@ -126,13 +128,24 @@ def place_of(node: str, naming: Naming) -> tuple[str, str] | None:
 # --- both
 
 
-def add_layers(
-    data: Imported, table: pd.DataFrame, path: Path, spread: Mapping[str, pd.Series]
-) -> None:
+def check_layers(table: pd.DataFrame, column: str, path: Path) -> None:
+    """Check the times of all layers, in columns such as ``{}_us``.
+
+    Models whose attention and MLP run side by side have no second norm.
+
+    Raises:
+        ConfigError: one that is no time; only element-wise kernels may take 0, see `MLP_NOTES`.
+    """
+    for name in LINEAR:
+        positive(table, column.format(name), path)
+    first, second = (column.format(name) for name in NORMS)
+    at_least_0(table, [first, *map(column.format, OTHERS)], path)
+    at_least_0(table, [second], path, blank=True)
+
+
+def add_layers(data: Imported, table: pd.DataFrame, spread: Mapping[str, pd.Series]) -> None:
     """Layers by tokens; times in columns named after Vidur's operators, microseconds."""
     data.notes.extend(note for note in MLP_NOTES if note not in data.notes)
-    for name in LINEAR:
-        positive(table, name, path)
     keys = ["n_head", "n_kv_head", "d_model", "d_ff", "tp", "gated_mlp"]
     for (heads, kv_heads, hidden, inner, tp, gated), rows in table.groupby(keys):
         shard = Shard(

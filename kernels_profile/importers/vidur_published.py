@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernels_profile.importers.data_set import Imported
 from kernels_profile.importers.naming import Naming
-from kernels_profile.importers.reading import positive, read_table, whole
+from kernels_profile.importers.reading import at_least_0, flags, positive, read_table, whole
 from kernels_profile.importers.vidur import (
     DEVICES,
     LINEAR,
@@ -20,6 +20,7 @@ from kernels_profile.importers.vidur import (
     OTHERS,
     add_all_reduce,
     add_layers,
+    check_layers,
     data_of,
     place_of,
 )
@@ -65,13 +66,15 @@ def _read_mlp(path: Path, naming: Naming, found: dict[str, Imported]) -> None:
     if device is None:
         return
     whole(table, [*sizes, "num_tokens", tp], path, 1)
+    check_layers(table, "time_stats.{}.median", path)
+    flags(table, "use_gated_mlp", path)
     names = {"n_embd": "d_model", "n_expanded_embd": "d_ff", "use_gated_mlp": "gated_mlp", tp: "tp"}
     spread = {}
     for name in (*LINEAR, *NORMS, *OTHERS):
         if f"time_stats.{name}.median" in table:
             table[name] = table[f"time_stats.{name}.median"] * 1e3
-            spread[name] = _cv(table, name)
-    add_layers(data_of(found, device, "published"), table.rename(columns=names), path, spread)
+            spread[name] = _cv(table, name, path)
+    add_layers(data_of(found, device, "published"), table.rename(columns=names), spread)
 
 
 def _read_attention(path: Path, naming: Naming, found: dict[str, Imported]) -> None:
@@ -84,11 +87,11 @@ def _read_attention(path: Path, naming: Naming, found: dict[str, Imported]) -> N
         return
     whole(table, sizes, path, 1)
     whole(table, counts, path)
+    flags(table, "is_prefill", path)
     data = data_of(found, device, "published")
     table = _one_backend(data, table)
-    prefill = table.is_prefill.astype(str).str.lower() == "true"
-    _add_attention(data, table[prefill], path, "attn_prefill")
-    _add_attention(data, table[~prefill], path, "attn_decode")
+    _add_attention(data, table[table.is_prefill].copy(), path, "attn_prefill")
+    _add_attention(data, table[~table.is_prefill].copy(), path, "attn_decode")
 
 
 def _read_all_reduce(path: Path, naming: Naming, found: dict[str, Imported]) -> None:
@@ -98,9 +101,9 @@ def _read_all_reduce(path: Path, naming: Naming, found: dict[str, Imported]) -> 
     if place is None:
         return
     whole(table, columns, path, 1)
+    positive(table, "time_stats.all_reduce.median", path)
     table["time_us"] = table["time_stats.all_reduce.median"] * 1e3
-    positive(table, "time_us", path)
-    table["cv"] = _cv(table, "all_reduce")
+    table["cv"] = _cv(table, "all_reduce", path)
     here = table[table.num_workers == table.devices_per_node]
     data = data_of(found, place[0], "published")
     add_all_reduce(data, place[1], here, "size", {"cv": here.cv})
@@ -133,10 +136,11 @@ def _below(path: Path, above: str, naming: Naming) -> str:
     return parts[len(parts) - parts[::-1].index(above)]
 
 
-def _cv(table: pd.DataFrame, name: str) -> pd.Series:
+def _cv(table: pd.DataFrame, name: str, path: Path) -> pd.Series:
     """Spread over the repeats, std/mean; empty where it is not known."""
     import pandas as pd
 
+    at_least_0(table, [f"time_stats.{name}.{x}" for x in ("mean", "std")], path, blank=True)
     mean, std = table.get(f"time_stats.{name}.mean"), table.get(f"time_stats.{name}.std")
     if std is None or mean is None:
         return pd.Series(float("nan"), index=table.index)
@@ -157,12 +161,13 @@ def _add_attention(data: Imported, rows: pd.DataFrame, path: Path, name: str) ->
     """Prefill or decode attention with the write of keys and values, where that was timed."""
     if rows.empty:
         return
+    positive(rows, f"time_stats.{name}.median", path)
+    at_least_0(rows, ["time_stats.attn_kv_cache_save.median"], path, blank=True)
     saved = rows.get("time_stats.attn_kv_cache_save.median")
     rows = rows.assign(
         time_us=1e3
         * (rows[f"time_stats.{name}.median"] + (0 if saved is None else saved.fillna(0)))
     )
-    positive(rows, "time_us", path)
     data.note(
         "attention includes the write of keys and values"
         if saved is not None
@@ -176,7 +181,7 @@ def _add_attention(data: Imported, rows: pd.DataFrame, path: Path, name: str) ->
         "head_dim": rows.n_embd // rows.n_q_head,
         "batch": rows.batch_size,
     }
-    measured = {"time_us": rows.time_us, "cv": _cv(rows, name)}
+    measured = {"time_us": rows.time_us, "cv": _cv(rows, name, path)}
     if name == "attn_prefill":
         size = {"tokens": rows.prefill_chunk_size, "history": rows.kv_cache_size}
         data.add("attention_prefill", {**key, **size, **measured})

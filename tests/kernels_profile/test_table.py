@@ -8,6 +8,7 @@ import pytest
 
 from kernels_profile.table import (
     OPERATORS,
+    WORDS,
     DataSet,
     Meta,
     append_rows,
@@ -81,7 +82,13 @@ def test_single_precision_keeps_its_own_digits(tmp_path: Path) -> None:
         ("dtype,n,k,tokens,time_us\nbf16,1,1,1,1\nbf16,1,1,x,1", "line 3: tokens: 'x' is no num"),
         ("dtype,n,k,tokens,time_us\nbf16,1,1,1,0", "line 2: time_us: 0: expected a number above 0"),
         ("dtype,n,k,tokens,time_us\nbf16,1,1,1,nan", "time_us: nan: expected a number above 0"),
-        ("dtype,n,k,tokens,time_us\nbf16,1,1,-1,2", "tokens: -1: expected a number of at least 0"),
+        ("dtype,n,k,tokens,time_us\nbf16,1,1,-1,2", "tokens: -1: expected a whole number from 1"),
+        ("dtype,n,k,tokens,time_us\nbf16,1,1,0,2", "line 2: tokens: 0: expected a whole number"),
+        ("dtype,n,k,tokens,time_us\nbf16,1,1,1.5,2", "tokens: 1.5: expected a whole number from 1"),
+        ("dtype,n,k,tokens,time_us\nbf16,1,1,1e30,2", "tokens: 1e30: expected a whole number"),
+        ("dtype,n,k,tokens,time_us\nbf16,1,1,1,1e12", "line 2: time_us: 1e12: expected a number"),
+        ("dtype,n,k,tokens,time_us,p90_us\nbf16,1,1,1,1,1e30", "p90_us: 1e30: expected a number"),
+        ("dtype,n,k,tokens,time_us,cv\nbf16,1,1,1,1,1e30", "cv: 1e30: expected a number from 0"),
         ("dtype,n,k,tokens,time_us\nbf16,1,1,1\n", "line 2: 4 cells, not 5"),
         (
             "dtype,n,k,tokens,time_us\nbf16,1,1,1,1\nbf16,1,1,1.0,2",
@@ -152,3 +159,15 @@ class TestDataSets:
         (folder / "meta.yaml").write_text("schema: 1\ndevice: h200\n")
         with pytest.raises(ProfileError, match="origin: is required"):
             DataSet(folder)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_number_of_every_table_has_bounds(tmp_path: Path, operator: str) -> None:
+    known = OPERATORS[operator]
+    words = {name: WORDS.get((operator, name), ("w",))[0] for name in known.texts}
+    good = words | dict.fromkeys((*known.sizes, *known.values), 1)
+    write_table(tmp_path, operator, [good])
+    for name in (*known.sizes, *known.values):
+        for wrong in (-1, 1e30, float("inf")):
+            with pytest.raises(ProfileError, match=rf"line 2: {name}: .*expected a"):
+                write_table(tmp_path, operator, [good | {name: wrong}])

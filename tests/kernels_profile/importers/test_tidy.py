@@ -247,3 +247,52 @@ def test_a_published_table_of_two_gpus_is_not_taken_as_one(tmp_path: Path) -> No
     )
     with pytest.raises(ConfigError, match=r"several devices \(NVIDIA B200, NVIDIA H200\)"):
         read_profile("aiconfigurator", tmp_path / "gemm_perf.csv", Naming(of="h200"))
+
+
+def shown(value: str) -> str:
+    """A pattern of a cell as a message has it."""
+    return {"": "nan", "1e30": r"1e\+30"}.get(value, value)
+
+
+@pytest.mark.parametrize(
+    ("file", "column"),
+    [("ops_dense.csv", "tokens"), ("ops_dense.csv", "time_us"), ("ops_per_sequence.csv", "tp"),
+     ("ops_per_sequence.csv", "sequences")],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["abc", "-4", "", "0", "1e30"])
+def test_a_wrong_cell_is_named(tmp_path: Path, file: str, column: str, value: str) -> None:
+    path = llmservingsim(tmp_path / "lsim") / file
+    lines = [row.split(",") for row in path.read_text().splitlines()]
+    lines[2][lines[0].index(column)] = value
+    path.write_text("\n".join(map(",".join, lines)) + "\n")
+    with pytest.raises(ConfigError, match=rf"{file}: line 3: {column} is {shown(value)}"):
+        read_profile("llmservingsim", path.parent, Naming())
+
+
+@pytest.mark.parametrize("column", ["tp", "tokens", "time_us"])
+@pytest.mark.parametrize("value", ["abc", "-4", ""])
+def test_a_wrong_cell_of_the_first_profiler_is_named(
+    tmp_path: Path, column: str, value: str
+) -> None:
+    row = {"device": "H100", "model": "Llama-3.1-8B", "tp": "1", "layer": "o_proj", "tokens": "8",
+           "time_us": "5"}  # fmt: skip
+    cells = row | {column: value}
+    text = "\n".join(",".join(each) for each in (row, row.values(), cells.values()))
+    (tmp_path / "ops_v0_layers.csv").write_text(text + "\n")
+    said = rf"ops_v0_layers\.csv: line 3: {column} is {shown(value)}"
+    with pytest.raises(ConfigError, match=said):
+        read_profile("llmservingsim-v0", tmp_path, Naming())
+
+
+@pytest.mark.parametrize("column", ["m", "n", "k", "latency"])
+@pytest.mark.parametrize("value", ["abc", "-4", ""])
+def test_a_wrong_cell_of_a_published_table_is_named(
+    tmp_path: Path, column: str, value: str
+) -> None:
+    row = {"gemm_dtype": "bfloat16", "m": "1", "n": "8", "k": "8", "latency": "1"}
+    cells = row | {column: value}
+    text = "\n".join(",".join(each) for each in (row, row.values(), cells.values()))
+    (tmp_path / "gemm_perf.csv").write_text(text + "\n")
+    said = rf"gemm_perf\.csv: line 3: {column} is {shown(value)}"
+    with pytest.raises(ConfigError, match=said):
+        read_profile("aiconfigurator", tmp_path / "gemm_perf.csv", Naming(of="h200"))

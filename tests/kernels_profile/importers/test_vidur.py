@@ -229,3 +229,59 @@ def test_published_folders_of_two_devices_are_not_merged(tmp_path: Path) -> None
         read_profile("vidur", tmp_path, Naming(of="h100-sxm"))
     [data] = read_profile("vidur", tmp_path, Naming(of="h100-sxm", skip=["a100"]))
     assert len(data.tables["linear"]) == 8
+
+
+def spoil(path: Path, column: str, value: str, line: int = 2) -> None:
+    """Write a value into a cell of a CSV file."""
+    lines = [row.split(",") for row in path.read_text().splitlines()]
+    lines[line - 1][lines[0].index(column)] = value
+    path.write_text("\n".join(map(",".join, lines)) + "\n")
+
+
+def shown(value: str) -> str:
+    """A pattern of a cell as a message has it."""
+    return {"": "nan", "1e30": r"1e\+30"}.get(value, value)
+
+
+@pytest.mark.parametrize("value", ["abc", "-4", "", "1e30"])
+@pytest.mark.parametrize("column", ["num_tokens", *(f"{name}_us" for name in OPERATORS)])
+def test_a_wrong_cell_of_the_tidy_form_is_named(tmp_path: Path, column: str, value: str) -> None:
+    file = tidy(tmp_path / "vidur", ("a100", "h100")) / "linear_ops.csv"
+    spoil(file, column, value, line=3)
+    if (column, value) == ("post_attention_layernorm_us", ""):  # as models without that norm have
+        read_profile("vidur", file.parent, Naming())
+        return
+    said = rf"linear_ops\.csv: line 3: {column} is {shown(value)}"
+    with pytest.raises(ConfigError, match=said):
+        read_profile("vidur", file.parent, Naming())
+
+
+def test_a_flag_that_is_neither_true_nor_false_is_named(tmp_path: Path) -> None:
+    file = tidy(tmp_path / "vidur", ("a100", "h100")) / "linear_ops.csv"
+    spoil(file, "gated_mlp", "maybe", line=3)
+    with pytest.raises(ConfigError, match="line 3: gated_mlp is maybe, not True or False"):
+        read_profile("vidur", file.parent, Naming())
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("mlp", "time_stats.add.median"),
+        ("mlp", "time_stats.mlp_up_proj.median"),
+        ("mlp", "time_stats.mlp_up_proj.std"),
+        ("mlp", "n_embd"),
+        ("attention", "time_stats.attn_prefill.median"),
+        ("attention", "time_stats.attn_kv_cache_save.median"),
+        ("attention", "kv_cache_size"),
+        ("attention", "is_prefill"),
+        ("all_reduce", "time_stats.all_reduce.median"),
+    ],
+)
+def test_a_wrong_cell_of_the_published_form_is_named(
+    tmp_path: Path, name: str, column: str
+) -> None:
+    write = {"mlp": mlp, "attention": attention, "all_reduce": all_reduce}[name]
+    file = write(tmp_path / f"{name}.csv")
+    spoil(file, column, "abc")
+    with pytest.raises(ConfigError, match=rf"{name}\.csv: line 2: {column} is abc, not"):
+        read_profile("vidur", file, Naming(of="h100-sxm"))
