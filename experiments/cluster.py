@@ -82,6 +82,8 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     notes = [
         note if len(roles) == len(built) else f"{roles[0]}: {note}" for note, roles in said.items()
     ]
+    if model.note and is_file(experiment.model, folder):
+        notes.append(f"model: {experiment.model}: {model.note}.")
     transfer = experiment.pools.transfer
     if transfer is not None:
         notes.append(
@@ -173,6 +175,11 @@ def load_model(name: str, folder: Path, where: str) -> specs.ModelSpec:
             raise ConfigError(f"{where}: {brief(name)}: {error.strerror}") from None
 
 
+def is_file(name: str, folder: Path) -> bool:
+    """Whether a model is read from a file of the user's, not from a sheet."""
+    return (folder / name).exists() or Path(name).exists()
+
+
 @contextmanager
 def _told_at(where: str) -> Iterator[None]:
     """Errors from below name the key that they are about."""
@@ -204,6 +211,7 @@ def _replica(
     with _told_at(where("pools", role, "device")):
         device = specs.load_device(pool.device)
     tp, groups = pool.tensor_parallel, pool.data_parallel_attention
+    _check_weights(pool, role, model, where)
     _check_layout(pool, role, model, where)
     stages = pipeline.parts_of(pool, role, model, where)
     with _told_at(where("pools", role, "kv")):
@@ -233,6 +241,17 @@ def _replica(
         *_group_notes(pool, blocks),
         *pipeline.notes(pool, model, device, stages),
     ]
+
+
+def _check_weights(pool: Pool, role: str, model: specs.ModelSpec, where: Where) -> None:
+    """A quantised checkpoint sets the format; one in 16 bits may be quantised by the engine."""
+    given = pool.precision.weights
+    if model.weights and given != model.weights:
+        raise ConfigError(
+            f"{where('pools', role, 'precision')}: weights: {given}, but quantization_config of "
+            f"{model.name}'s config.json says {model.weights}; set precision: {model.weights}, or "
+            "take that key out of the file to simulate the model unquantised"
+        )
 
 
 def _check_layout(pool: Pool, role: str, model: specs.ModelSpec, where: Where) -> None:

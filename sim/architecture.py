@@ -44,6 +44,8 @@ class ModelSpec:
         router_bias: The router has a bias for each expert (DeepSeek-V3's load balancing).
         published_parameters: Total that the publisher states, 0 where unknown.
         published_exactly: That total is a count, not a rounded name.
+        weights: Format of the linear layers' weights in a quantised checkpoint, a key of
+            `sim.specs.WEIGHT_BITS`; empty where the file does not say, or for 16 bits.
         note: What a user should know.
     """
 
@@ -77,6 +79,7 @@ class ModelSpec:
     router_bias: bool = False
     published_parameters: int = 0
     published_exactly: bool = False
+    weights: str = ""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -114,6 +117,11 @@ class ModelSpec:
             "router_bias": self.router_bias,
         }
         given = [key for key, value in mixed.items() if value]
+        if self.experts and not 1 <= self.experts_per_token <= self.experts:
+            raise ConfigError(
+                f"{self.name}: experts_per_token: {self.experts_per_token}: expected 1 to "
+                f"{self.experts}, the number of experts"
+            )
         if given and not self.experts:
             raise ConfigError(f"{self.name}: {given[0]}: {mixed[given[0]]}, but it has no experts")
         if self.dense_layers > self.layers or bool(self.dense_layers) != bool(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import ConfigError
+from sim.hf_checks import DEEPSEEK, refuse_unlike, weights_format, window_note
 from sim.specs import ModelSpec
 
 _KEYS = {
@@ -25,25 +26,6 @@ _PLAIN_MLP = {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt
 _TIED = {"bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
 """Families that tie the LM head unless their config says otherwise (transformers' own default)."""
 
-_DEEPSEEK = {"deepseek_v2", "deepseek_v3", "kimi_k2"}
-"""Families with latent attention and experts as in DeepSeek-V2 and DeepSeek-V3."""
-
-_UNLIKE = {
-    "shared_expert_intermediate_size": "shared experts behind a gate of their own",
-    "layers_block_type": "layers without attention",
-    "ssm_cfg": "layers without attention",
-    "is_encoder_decoder": "an encoder",
-    "index_topk": "attention to a chosen part of the context",
-}
-"""Keys that, if set, mean an architecture that `ModelSpec` does not describe."""
-
-_OF_DEEPSEEK = {
-    "kv_lora_rank": "latent attention",
-    "n_shared_experts": "shared experts",
-    "first_k_dense_replace": "dense layers among those with experts",
-}
-"""Keys whose meaning is known for the families `_DEEPSEEK` only: others differ in detail."""
-
 
 def model_from_config(path: Path) -> ModelSpec:
     """The architecture that a ``config.json`` describes, named after its folder.
@@ -53,7 +35,7 @@ def model_from_config(path: Path) -> ModelSpec:
     """
     config = _read(path)
     family = str(config.get("model_type", ""))
-    _refuse_unlike(path, config, family)
+    refuse_unlike(path, config, family)
     sizes = {name: _size(path, config, *keys) for name, keys in _KEYS.items()}
     gated = _is_gated(path, family, config)
     default_inner = 4 * sizes["hidden"] if family in _PLAIN_MLP else None
@@ -83,29 +65,10 @@ def model_from_config(path: Path) -> ModelSpec:
         embedding_norm=family == "bloom",
         # OPT's table has two rows more than it has positions (transformers' OPTLearnedPositional).
         position_rows=_size(path, config, "max_position_embeddings") + 2 if family == "opt" else 0,
-        note=_window_note(config),
+        weights=weights_format(path, config),
+        note=window_note(config),
     )  # fmt: skip
-    return _with_latents(path, config, model) if family in _DEEPSEEK else model
-
-
-def _refuse_unlike(path: Path, config: dict[str, Any], family: str) -> None:
-    for key, what in _UNLIKE.items():
-        if config.get(key):
-            raise ConfigError(f"{path}: {key}: {config[key]}: models with {what} are not described")
-    if family not in _DEEPSEEK:
-        for key, what in _OF_DEEPSEEK.items():
-            if config.get(key):
-                raise ConfigError(
-                    f"{path}: {key}: {config[key]}: {what} of a model_type "
-                    f"{family or 'not stated'} is not described; that of "
-                    f"{', '.join(sorted(_DEEPSEEK))} is"
-                )
-        return
-    for key, described in (("moe_layer_freq", 1), ("attention_bias", False)):
-        if config.get(key, described) not in (described, None):
-            raise ConfigError(
-                f"{path}: {key}: {config[key]}: only {described} is described for {family}"
-            )
+    return _with_latents(path, config, model) if family in DEEPSEEK else model
 
 
 def _with_latents(path: Path, config: dict[str, Any], model: ModelSpec) -> ModelSpec:
@@ -185,12 +148,3 @@ def _attention_bias(family: str, config: dict[str, Any]) -> str:
     if config.get("attention_bias") or family in _PLAIN_MLP - {"falcon", "gptj", "mpt"}:
         return "all"
     return "qkv" if family.startswith("qwen2") else "none"
-
-
-def _window_note(config: dict[str, Any]) -> str:
-    window = config.get("sliding_window")
-    if not window or config.get("use_sliding_window") is False:
-        return ""
-    return (
-        f"its sliding window of {window} tokens is not modelled: attention reads all of the context"
-    )

@@ -426,6 +426,21 @@ def test_opt_and_bloom_configs_are_read_by_their_own_keys(tmp_path):
         ({"shared_expert_intermediate_size": 512}, "shared experts behind a gate of their own"),
         ({"hidden_act": "relu", "model_type": "new"}, "cannot tell whether its MLP is gated"),
         ({"num_key_value_heads": 5}, "heads 32 is not a multiple of kv_heads 5"),
+        ({"model_type": "mamba"}, "model_type: mamba: models with layers that keep a state"),
+        ({"model_type": "rwkv"}, "model_type: rwkv: models with layers that keep a state"),
+        ({"model_type": "jamba"}, "model_type: jamba: models with layers that keep a state"),
+        ({"model_type": "qwen3_next"}, "model_type: qwen3_next: models with layers that keep"),
+        ({"architectures": ["MambaForCausalLM"]}, "architectures: MambaForCausalLM: models with"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention"),
+        ({"mamba_d_state": 128}, "mamba_d_state: 128: models with layers without attention"),
+        ({"torch_dtype": "bfloat61"}, r"torch_dtype: bfloat61 is not known; did you mean bfloat16"),
+        ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype: float8_e4m3fn is not known"),
+        ({"num_experts": 0}, "num_experts: 0: expected a positive whole number"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok: 9: more than the 8"),
+        ({"num_experts": 8}, "num_experts_per_tok: expected a positive whole number"),
+        ({"num_experts_per_tok": 2}, "num_experts_per_tok: 2: the number of experts is absent"),
+        ({"model_type": "qwen3_moe"}, "model_type: qwen3_moe: the number of experts is absent"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step: 2: only 1 is described for llama"),
     ],
 )  # fmt: skip
 def test_a_config_json_that_cannot_be_described_is_refused(tmp_path, change, message):
@@ -445,10 +460,65 @@ def test_an_unreadable_config_json_is_one_line(tmp_path):
         load_model(path)
 
 
+W8 = {"num_bits": 8, "type": "float"}
+I8 = {"num_bits": 8, "type": "int"}
+
+
+def tensors(weights, inputs):
+    group = {"weights": weights, "input_activations": inputs}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize(
+    ("said", "weights"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 4}, "int4"),
+        (tensors(W8, W8), "fp8"),
+        (tensors(I8, I8), "int8"),
+        (tensors({"num_bits": 4, "type": "int"}, None), "int4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        (None, ""),
+    ],
+)
+def test_a_quantised_checkpoint_says_the_format_of_its_weights(tmp_path, said, weights):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config_of("llama-3.1-8b"), "quantization_config": said}))
+    assert load_model(path).weights == weights
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"quant_method": "mxfp4"}, "quant_method: mxfp4 is not described; awq, "),
+        ({"load_in_4bit": True}, "quant_method: absent is not described"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq, bits: 8 is not described; 4 bits are"),
+        (tensors(I8, None), "config_groups: int8 is not described"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": 1}}, "is not described"),
+        ({"quant_method": "compressed-tensors"}, "config_groups: no groups is not described"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4 is not described; FP8 is"),
+        ("fp8", "expected an object, found 'fp8'"),
+    ],
+)
+def test_other_quantisations_are_refused(tmp_path, said, message):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config_of("llama-3.1-8b"), "quantization_config": said}))
+    with pytest.raises(ConfigError, match=message):
+        load_model(path)
+
+
 def test_a_sliding_window_is_noted(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**config_of("llama-3.1-8b"), "sliding_window": 4096}))
     assert "4096 tokens is not modelled" in load_model(path).note
+
+
+@pytest.mark.parametrize("more", [{"use_sliding_window": False}, {"sliding_window": 131072}])
+def test_a_sliding_window_without_effect_is_not_noted(tmp_path, more):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config_of("llama-3.1-8b"), "sliding_window": 4096, **more}))
+    assert load_model(path).note == ""
 
 
 def test_step_cost_counts_two_flops_for_each_active_weight_and_row():
