@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.validation.values import MOST_S
 from sim.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from experiments.validation.formats import Raw
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s", "e2e_s", "itl_s")
 """Of `Measurement.requests`, beside ``ok``."""
@@ -63,6 +66,12 @@ def read_measurement(
 ) -> Measurement:
     """Requests of a benchmark's file.
 
+    Columns of a CSV, one row a request: ``prompt_tokens`` and ``output_tokens`` (tokens); two or
+    all of ``ttft`` (arrival to first token), ``tpot`` (mean gap between tokens) and ``e2e``
+    (arrival to last token); ``arrival``, of a clock of any origin, if it is known; ``ok``, true or
+    false, if some failed. Times end in ``_s`` (seconds) or ``_ms`` (milliseconds), such as
+    ``ttft_ms``. An empty cell says that a time is not known.
+
     Args:
         path: The file.
         format: One of `FORMATS`; recognised from the content by default.
@@ -71,15 +80,19 @@ def read_measurement(
 
     Raises:
         ConfigError: no such file; a format that is none; aggregates without requests (with the
-            option of the benchmark that adds them); a file that is cut or contradicts itself.
+            option of the benchmark that adds them); a value that cannot be, with its key and index
+            or line; a file that is cut or contradicts itself.
     """
     from experiments.validation import formats
     from experiments.validation.aiperf_file import read_aiperf
+    from experiments.validation.arrays_file import read_arrays
     from experiments.validation.csv_file import read_csv
 
     if format is not None and format not in FORMATS:
         raise ConfigError(f"--format: {format} is none{nearest(format, FORMATS)}")
-    if not path.is_file():
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; expected the file of a benchmark")
+    if not path.exists():
         raise ConfigError(f"{path}: no such file")
     found = format or formats.recognise(path)
     if columns and found != "csv":
@@ -91,16 +104,16 @@ def read_measurement(
     elif found == "aiperf":
         raw = read_aiperf(path)
     else:
-        raw = formats.read_arrays(path, found, run)
-    requests, notes = tidy(raw.columns, path)
+        raw = read_arrays(path, found, run)
+    requests, notes = tidy(raw, path)
     return Measurement(requests, found, str(path), raw.settings, (*raw.notes, *notes))
 
 
-def tidy(columns: Mapping[str, object], path: Path) -> tuple[pd.DataFrame, list[str]]:
+def tidy(raw: Raw, path: Path) -> tuple[pd.DataFrame, list[str]]:
     """Derive what follows from the rest, and refuse what cannot be.
 
     Args:
-        columns: Some of `COLUMNS` and ``ok``, each (n,).
+        raw: What a format's reader made of the file.
         path: For messages.
 
     Returns:
@@ -111,22 +124,39 @@ def tidy(columns: Mapping[str, object], path: Path) -> tuple[pd.DataFrame, list[
     """
     import pandas as pd
 
-    table = pd.DataFrame(columns)
+    table = pd.DataFrame(raw.columns)
+    if table.empty:
+        raise ConfigError(f"{path}: has no requests")
     for name in ("arrival_s", "ttft_s", "tpot_s", "e2e_s"):
         table[name] = table[name].astype(float) if name in table else math.nan
     table["itl_s"] = table.get("itl_s")
-    table["ok"] = table["ok"].astype(bool) if "ok" in table else True
-    if table.empty:
-        raise ConfigError(f"{path}: has no requests")
-    _derive(table)
-    table.loc[~table.ok, ["ttft_s", "tpot_s", "e2e_s"]] = math.nan
+    table["ok"] = table["ok"].astype(bool)
     if not table.ok.any():
         raise ConfigError(f"{path}: all {len(table)} requests failed")
-    _check(table, path)
-    table["arrival_s"] -= table.arrival_s.min()
-    for name in ("prompt_tokens", "output_tokens"):
-        table[name] = table[name].fillna(0).astype("int64")
-    return table[[*COLUMNS, "ok"]].reset_index(drop=True), _notes(table)
+    _check_arrivals(table, raw)
+    _derive(table)
+    table.loc[~table.ok, ["ttft_s", "tpot_s", "e2e_s"]] = math.nan
+    _check(table, raw, path)
+    table["arrival_s"] -= table.arrival_s[table.ok].min()
+    return table[[*COLUMNS, "ok"]].reset_index(drop=True), _notes(table, raw)
+
+
+def _check_arrivals(table: pd.DataFrame, raw: Raw) -> None:
+    """All requests that were served have an arrival time, or none."""
+    served = table[table.ok]
+    lacking = served[served.arrival_s.isna()]
+    if 0 < len(lacking) < len(served):
+        raise ConfigError(
+            f"{raw.place(int(lacking.index[0]), 'arrival_s')}: there is none ({len(lacking)} of "
+            f"{len(served)} such requests); expected one of each request, or of none"
+        )
+    latest = served.arrival_s.max() - served.arrival_s.min()
+    if latest > MOST_S:
+        row = int(served.arrival_s.argmax())
+        raise ConfigError(
+            f"{raw.place(int(served.index[row]), 'arrival_s')}: is {latest:g} s after the first; "
+            f"expected at most {MOST_S:,.0f} s"
+        )
 
 
 def _derive(table: pd.DataFrame) -> None:
@@ -141,41 +171,40 @@ def _derive(table: pd.DataFrame) -> None:
     table["tpot_s"] = table.tpot_s.fillna(gap).where(several)
 
 
-def _check(table: pd.DataFrame, path: Path) -> None:
+def _check(table: pd.DataFrame, raw: Raw, path: Path) -> None:
     served = table[table.ok]
     for name in ("prompt_tokens", "output_tokens"):
-        wrong = ~(served[name] >= 1)
-        if wrong.any():
-            row = int(wrong.to_numpy().argmax())
+        for row, value in served.loc[~(served[name] >= 1), name].items():
             raise ConfigError(
-                f"{path}: request {served.index[row] + 1}: {name} is {served[name].iloc[row]}, of "
-                "a request that did not fail; expected at least 1"
+                f"{raw.place(row, name)}: {value}, of a request that did not fail; expected at "
+                "least 1"
             )
-    early = served.e2e_s < served.ttft_s - _SLACK_S
-    if early.any():
-        row = int(early.to_numpy().argmax())
+    for row, one in served[served.e2e_s < served.ttft_s - _SLACK_S].iterrows():
         raise ConfigError(
-            f"{path}: request {served.index[row] + 1}: ends after {served.e2e_s.iloc[row]:g} s but "
-            f"has its first token after {served.ttft_s.iloc[row]:g} s"
+            f"{raw.place(row, 'ttft_s')}: its request ends after {one.e2e_s:g} s but has its "
+            f"first token after {one.ttft_s:g} s"
         )
     for name in ("ttft_s", "tpot_s", "e2e_s"):
-        wrong = served[name] < -_SLACK_S
-        if wrong.any():
-            row = int(wrong.to_numpy().argmax())
-            raise ConfigError(
-                f"{path}: request {served.index[row] + 1}: {name} is {served[name].iloc[row]:g}"
-            )
-    if served.e2e_s.isna().all() and served.tpot_s.isna().all() and served.ttft_s.isna().all():
-        raise ConfigError(f"{path}: has no times: expected two of ttft, tpot and e2e")
+        for row, value in served.loc[served[name] < -_SLACK_S, name].items():
+            raise ConfigError(f"{raw.place(row, name)}: comes to {value:g} s; expected 0 or more")
+    if served[["e2e_s", "tpot_s", "ttft_s"]].isna().all(axis=None):
+        raise ConfigError(f"{path}: has no times: {raw.times_hint.removeprefix(f'{path}: ')}")
 
 
-def _notes(table: pd.DataFrame) -> list[str]:
+def _notes(table: pd.DataFrame, raw: Raw) -> list[str]:
     notes = []
     failed = int((~table.ok).sum())
     if failed:
         notes.append(f"{failed} of {len(table)} requests failed; they are left out of all metrics.")
-    if table.arrival_s.isna().any():
+    served = table[table.ok]
+    if served.arrival_s.isna().any():
         notes.append("The file has no arrival times.")
-    lacking = (x for x in ("ttft_s", "e2e_s") if table.loc[table.ok, x].isna().any())
-    notes += [f"Some requests have no {x.removesuffix('_s').upper()}." for x in lacking]
+    for name in ("ttft_s", "e2e_s"):
+        lacking = served.index[served[name].isna()]
+        if len(lacking):
+            first = raw.place(int(lacking[0]), name)
+            notes.append(
+                f"{len(lacking):,} of {len(served):,} requests have no "
+                f"{name.removesuffix('_s').upper()}; the first is {first}."
+            )
     return notes

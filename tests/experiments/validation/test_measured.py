@@ -165,7 +165,9 @@ def test_aiperfs_summaries_are_refused_with_the_file_to_give(tmp_path: Path, tex
 def test_an_aiperf_unit_that_is_unknown_is_named(tmp_path: Path) -> None:
     record = aiperf(0)
     record["metrics"]["request_latency"]["unit"] = "msec"
-    with pytest.raises(ConfigError, match="record 1: unit msec is not known; did you mean"):
+    with pytest.raises(
+        ConfigError, match="record 1: request_latency: unit msec is not known; did you mean"
+    ):
         read_measurement(saved(tmp_path, record))
 
 
@@ -190,12 +192,12 @@ def test_first_token_and_gap_give_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "columns", "said"),
     [
-        ("a,b\n1,2\n", {}, "which column is prompt_tokens.*It has a, b"),
+        ("a,b\n1,2\n", {}, "which column is prompt_tokens.*It has a, b; say --column"),
         ("prompt_tokens,output_tokens\n1,2\n", {}, "has no times"),
         ("prompt_tokens,output_tokens,ttft_s\n1,2,soon\n", {}, "line 2: ttft_s: 'soon'"),
-        ("prompt_tokens,output_tokens,ttft_s\n1,0,1\n", {}, "request 1: output_tokens is 0"),
+        ("prompt_tokens,output_tokens,ttft_s\n1,0,1\n", {}, "line 2: output_tokens: 0"),
         ("prompt_tokens,output_tokens,ttft_s,e2e_s\n1,2,3,1\n", {}, "ends after 1 s but.*3 s"),
-        ("prompt_tokens,output_tokens,ttft_s\n1,2,-3\n", {}, "request 1: ttft_s is -3"),
+        ("prompt_tokens,output_tokens,ttft_s\n1,2,-3\n", {}, "line 2: ttft_s: -3"),
         ("prompt_tokens,n\n1,2\n", {"output_token": "n"}, "none of ours; did you mean output"),
         ("prompt_tokens,nn\n1,2\n", {"output_tokens": "n"}, "has no column n; did you mean nn"),
         ("prompt_tokens,output_tokens,ttft_s\n", {}, "has no requests"),
@@ -219,7 +221,7 @@ def test_a_wrong_csv_is_one_clear_error(
         ('{"some": "thing"}', "is of no known benchmark"),
         ("[1, 2]", "is of no known benchmark"),
         (json.dumps({**VLLM, "ttfts": [0.1]}), "ttfts has 1 entries, input_lens 3"),
-        (json.dumps({**VLLM, "itls": 3}), "itls: expected a list"),
+        (json.dumps({**VLLM, "itls": 3}), "itls: 3; expected a list"),
     ],
 )
 def test_a_cut_or_foreign_file_is_one_clear_error(tmp_path: Path, text: str, said: str) -> None:

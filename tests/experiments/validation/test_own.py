@@ -51,7 +51,7 @@ def test_other_formats_with_arrival_times_do_too(server: Server, tmp_path: Path,
 
 def test_without_times_a_limit_on_concurrency_is_a_closed_loop(tmp_path: Path) -> None:
     closed = Server.of(config_of(), process="closed-loop", concurrency=6)
-    path = closed.sglang(tmp_path, request_rate="inf", max_concurrency=6, duration=1.5)
+    path = closed.sglang(tmp_path, request_rate="inf", max_concurrency=6, duration=100.0)
     compared = compare_with_server(config_of(), path)
 
     latencies = (
