@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import ProfileError, nearest
+from sim.errors import ProfileError, closest, nearest
 
 Floats = npt.NDArray[np.float64]
 Row = Mapping[str, object]
@@ -37,6 +37,16 @@ MOST_SIZE = 10**15
 """The largest size that is believed, of whichever unit."""
 
 META = "meta.yaml"
+META_WORDS = (
+    "engine", "version", "repository", "revision", "licence", "command", "date", "commit",
+)  # fmt: skip
+"""Further keys of `meta.yaml` that hold a word or a sentence."""
+
+META_KINDS: Mapping[str, type] = MappingProxyType(
+    {"gpu": dict, "versions": dict, "notes": list, "runs": list}
+)
+"""Further keys of `meta.yaml` that hold keys and values, or a list."""
+
 SPREAD = ("p10_us", "p90_us", "cv", "repeats")
 """Optional columns beside ``time_us``: quantiles, std/mean over the repeats, and their number."""
 
@@ -232,7 +242,8 @@ class DataSet:
         folder: With `meta.yaml` and at least one table.
 
     Raises:
-        ProfileError: no such folder, no `meta.yaml`, one that is wrong, or no table at all.
+        ProfileError: no such folder, no `meta.yaml`, one that is wrong, no table at all, or a file
+            whose name is almost a table's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -243,11 +254,18 @@ class DataSet:
         if not self.files():
             names = ", ".join(f"{name}.csv" for name in OPERATORS)
             raise ProfileError(f"{folder}: holds no table; expected some of {names}")
+        self._refuse_misspelt()
 
     def files(self) -> list[Path]:
         """`meta.yaml` aside, the tables that there are."""
         paths = (self.folder / f"{name}.csv" for name in OPERATORS)
         return [path for path in paths if path.is_file()]
+
+    def _refuse_misspelt(self) -> None:
+        for path in sorted(self.folder.glob("*.csv")):
+            meant = closest(path.stem, OPERATORS)
+            if path.stem not in OPERATORS and meant is not None:
+                raise ProfileError(f"{path}: is the name of no table; did you mean {meant}.csv?")
 
     def table(self, operator: str) -> Table | None:
         """The table of an operator, or None if the set has none."""
@@ -300,7 +318,8 @@ def find_data_sets(paths: Sequence[Path], device: str) -> list[DataSet]:
         device: Name of the sheet.
 
     Raises:
-        ProfileError: a path that is neither, a data set of another device, or none for the device.
+        ProfileError: a path that is neither, a data set of another device, one that is given twice,
+            or none for the device.
     """
     found: list[DataSet] = []
     devices: set[str] = set()
@@ -317,10 +336,19 @@ def find_data_sets(paths: Sequence[Path], device: str) -> list[DataSet]:
             devices.add(meta.device)
             if meta.device == device:
                 found.append(DataSet(folder))
+    _refuse_given_twice([data.folder for data in found])
     if not found:
         places = ", ".join(map(str, paths))
         raise ProfileError(f"{places}: no data set of {device}{nearest(device, devices)}")
     return found
+
+
+def _refuse_given_twice(folders: Sequence[Path]) -> None:
+    seen: set[Path] = set()
+    for folder in folders:
+        if folder.resolve() in seen:
+            raise ProfileError(f"{folder}: is given twice; each data set is looked up once")
+        seen.add(folder.resolve())
 
 
 # --- reading
@@ -351,11 +379,27 @@ def read_meta(folder: Path) -> Meta:
         raise ProfileError(
             f"{path}: schema: {version!r}: this phasewise reads up to {SCHEMA_VERSION}"
         )
+    _check_meta(path, said)
     device, origin = str(said.pop("device")), str(said.pop("origin"))
     try:
         return Meta(device, origin, str(said.pop("measured", "imported")), said)
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from None
+
+
+def _check_meta(path: Path, said: Mapping[str, Any]) -> None:
+    words = ("device", "origin", "measured", *META_WORDS)
+    for key, value in said.items():
+        if key not in (*words, *META_KINDS):
+            raise ProfileError(
+                f"{path}: {key}: is no key{nearest(str(key), (*words, *META_KINDS))}"
+            )
+        if key in words and isinstance(value, list | dict | NoneType):
+            raise ProfileError(f"{path}: {key}: {value}: expected a word or a sentence")
+        kind = META_KINDS.get(key, object)
+        if not isinstance(value, kind):
+            wanted = "a list" if kind is list else "keys and values"
+            raise ProfileError(f"{path}: {key}: {value}: expected {wanted}")
 
 
 def read_table(path: Path, operator: str) -> Table:
@@ -380,6 +424,7 @@ def _read(path: Path, operator: str, *_file_as_it_is: int) -> Table:
         raise ProfileError(f"{path}: cannot be read: {error}") from None
     if text.startswith("version https://git-lfs"):
         raise ProfileError(f"{path}: is a Git LFS pointer, not the table; fetch it by git lfs pull")
+    _refuse_format(path, text)
     with _no_cycle_collection():
         rows = list(csv.reader(io.StringIO(text)))
         if len(rows) < 2:
@@ -388,6 +433,18 @@ def _read(path: Path, operator: str, *_file_as_it_is: int) -> Table:
     for column in table.columns.values():
         column.setflags(write=False)  # it is shared
     return table
+
+
+def _refuse_format(path: Path, text: str) -> None:
+    """What spreadsheets write by default, and a CSV is not."""
+    if text.startswith("\ufeff"):
+        raise ProfileError(
+            f"{path}: line 1: starts with a byte order mark; save it as UTF-8 without one (BOM)"
+        )
+    head = text.partition("\n")[0]
+    for mark, name in ((";", "';'"), ("\t", "tabs")):
+        if mark in head and "," not in head:
+            raise ProfileError(f"{path}: line 1: columns are separated by {name}; use commas")
 
 
 @contextmanager

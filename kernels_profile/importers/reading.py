@@ -57,6 +57,8 @@ def read_table(path: Path, required: Sequence[str]) -> pd.DataFrame:
         raise ConfigError(f"{path}: is no {_format(path)} table: {first}") from None
     missing = [name for name in required if name not in table.columns]
     if missing:
+        if len(table.columns) == 1 and ";" in str(table.columns[0]):
+            raise ConfigError(f"{path}: line 1: columns are separated by ';'; use commas")
         hint = nearest(missing[0], [str(name) for name in table.columns])
         raise ConfigError(f"{path}: has no column {', '.join(missing)}{hint}")
     if table.empty:

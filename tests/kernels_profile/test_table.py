@@ -171,3 +171,53 @@ def test_every_number_of_every_table_has_bounds(tmp_path: Path, operator: str) -
         for wrong in (-1, 1e30, float("inf")):
             with pytest.raises(ProfileError, match=rf"line 2: {name}: .*expected a"):
                 write_table(tmp_path, operator, [good | {name: wrong}])
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("engin: x", r"engin: is no key; did you mean engine\?"),
+        ("engine: [a, b]", r"engine: \['a', 'b'\]: expected a word or a sentence"),
+        ("engine:", "engine: None: expected a word"),
+        ("notes: text", "notes: text: expected a list"),
+        ("gpu: H100", "gpu: H100: expected keys and values"),
+    ],
+)
+def test_a_key_of_the_meta_that_is_not_known_is_refused(
+    tmp_path: Path, said: str, refused: str
+) -> None:
+    data_set(tmp_path)
+    meta = tmp_path / "meta.yaml"
+    meta.write_text(f"{meta.read_text()}{said}\n")
+    with pytest.raises(ProfileError, match=rf"meta\.yaml: {refused}"):
+        DataSet(tmp_path)
+
+
+def test_a_misspelt_table_is_named(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    for other in ("left_out", "launch_configs", "sanity"):  # of our profiler, beside the tables
+        (tmp_path / f"{other}.csv").write_text("a\n")
+    DataSet(tmp_path)
+    (tmp_path / "liner.csv").write_text("a\n")
+    with pytest.raises(ProfileError, match=r"liner\.csv: .* did you mean linear\.csv\?"):
+        DataSet(tmp_path)
+
+
+def test_a_data_set_is_given_once(tmp_path: Path) -> None:
+    inner = data_set(tmp_path / "h200")
+    for twice in ([inner, inner], [tmp_path, inner], [inner, tmp_path / "h200" / ".." / "h200"]):
+        with pytest.raises(ProfileError, match="h200: is given twice"):
+            find_data_sets(twice, "h200")
+
+
+def test_what_a_spreadsheet_saves_is_said(tmp_path: Path) -> None:
+    path = data_set(tmp_path) / "linear.csv"
+    text = path.read_text()
+    for wrong, said in (
+        ("\ufeff" + text, "byte order mark"),
+        (text.replace(",", ";"), "separated by ';'; use commas"),
+        (text.replace(",", "\t"), "separated by tabs"),
+    ):
+        path.write_text(wrong, encoding="utf-8")
+        with pytest.raises(ProfileError, match=rf"linear\.csv: line 1: .*{said}"):
+            read_table(path, "linear")

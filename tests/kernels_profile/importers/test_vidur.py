@@ -285,3 +285,10 @@ def test_a_wrong_cell_of_the_published_form_is_named(
     spoil(file, column, "abc")
     with pytest.raises(ConfigError, match=rf"{name}\.csv: line 2: {column} is abc, not"):
         read_profile("vidur", file, Naming(of="h100-sxm"))
+
+
+def test_semicolons_between_columns_are_said(tmp_path: Path) -> None:
+    file = tidy(tmp_path / "vidur", ("a100",)) / "linear_ops.csv"
+    file.write_text(file.read_text().replace(",", ";"))
+    with pytest.raises(ConfigError, match="line 1: columns are separated by ';'; use commas"):
+        read_profile("vidur", file.parent, Naming())
