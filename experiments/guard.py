@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from sim.errors import PhasewiseError, ProfileError, StuckError
+from sim.errors import BeyondTablesError, PhasewiseError, ProfileError, StuckError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -45,4 +45,8 @@ def _exit_code(error: PhasewiseError) -> int:
 
     if isinstance(error, InterruptedRunError):
         return INTERRUPTED
-    return FAILED if isinstance(error, FailedRunError | StuckError | ProfileError) else BAD_INPUT
+    if isinstance(error, FailedRunError):
+        return BAD_INPUT if error.bad_input else FAILED
+    if isinstance(error, BeyondTablesError):
+        return BAD_INPUT
+    return FAILED if isinstance(error, StuckError | ProfileError) else BAD_INPUT

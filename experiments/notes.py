@@ -36,6 +36,39 @@ def lines_of(notes: Sequence[tuple[str, Sequence[str]]], where: str) -> list[str
     return lines
 
 
+def with_warnings_first(
+    notes: Sequence[tuple[str, Sequence[str]]],
+    warnings: Mapping[str, tuple[float, str]],
+    details: Mapping[str, Sequence[str]],
+    where: str,
+) -> list[str]:
+    """Warnings, one short line a variant and the worst first; then the notes as of `lines_of`.
+
+    Args:
+        notes: Label and notes of each variant.
+        warnings: By label how bad it is, and the line; no line where there is nothing to warn of.
+        details: By label the notes that say at length what its warning says in short: they come
+            first where there is one variant, and are left out where there are several.
+        where: Where notes that are left out stand.
+    """
+    warned = sorted(
+        ((how_bad, label, line) for label, (how_bad, line) in warnings.items() if line),
+        key=lambda each: -each[0],
+    )
+    if len(notes) == 1 and warned:
+        ((label, own),) = notes
+        first = [note for note in own if note in details[label]]
+        return lines_of([(label, [*first, *(note for note in own if note not in first)])], where)
+    lines = [f"{label}: {line}; see {where}" for _, label, line in warned[:MOST_LINES]]
+    if len(warned) > MOST_LINES:
+        lines.append(f"{len(warned) - MOST_LINES} more variants with such a warning: see {where}")
+    long = {label: details[label] for _, label, _ in warned}
+    rest = [
+        (label, [note for note in own if note not in long.get(label, ())]) for label, own in notes
+    ]
+    return [*lines, *lines_of(rest, where)]
+
+
 def few(labels: Sequence[str]) -> str:
     """The first labels, and how many there are besides; in quotes where commas would mislead."""
     shown = [f'"{label}"' if "," in label and len(labels) > 1 else label for label in labels[:_FEW]]

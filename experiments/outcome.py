@@ -81,7 +81,10 @@ def _raise_failures(failed: Sequence[Job], ran: int) -> None:
         raise ConfigError(failed[0].error)
     for job in failed[1:]:
         _say(f"phasewise: {job.experiment.label}: {job.error}")
-    raise FailedRunError(f"{failed[0].experiment.label}: {failed[0].error}")
+    raise FailedRunError(
+        f"{failed[0].experiment.label}: {failed[0].error}",
+        bad_input=all(job.bad_input for job in failed),
+    )
 
 
 def _show_finished(
@@ -105,10 +108,17 @@ def _show_finished(
 
 
 def _print_notes(bundles: Sequence[Head]) -> None:
-    """Notes once each, with the variants that they belong to where not all."""
+    """Warnings, then notes once each, with the variants that they belong to where not all."""
+    from experiments.variant import beyond_tables, warning_beyond_tables
+
     console = _console()
     told = notes.identical([(each.label, each.summary) for each in bundles])
-    told += notes.lines_of([(each.label, each.notes) for each in bundles], "summary.json of each")
+    told += notes.with_warnings_first(
+        [(each.label, each.notes) for each in bundles],
+        {each.label: warning_beyond_tables(each.replicas) for each in bundles},
+        {each.label: beyond_tables(each.replicas) for each in bundles},
+        "summary.json of each" if len(bundles) > 1 else "summary.json",
+    )
     for line in told:
         console.print(f"- {line}")
 

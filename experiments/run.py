@@ -13,7 +13,7 @@ from experiments import bundle
 from experiments.config import Plan, folders_of
 from experiments.schema import Experiment
 from experiments.variant import Fingerprint, Progress, fingerprints, run_variant
-from sim.errors import ConfigError, PhasewiseError, TraceError
+from sim.errors import BeyondTablesError, ConfigError, PhasewiseError, TraceError
 
 State = Literal["waiting", "running", "finished", "reused", "failed", "stopped"]
 
@@ -54,7 +54,15 @@ class InterruptedRunError(PhasewiseError):
 
 
 class FailedRunError(PhasewiseError):
-    """A variant failed; the others are usable."""
+    """A variant failed; the others are usable.
+
+    Attributes:
+        bad_input: All that failed did so for what they were given, not for how they ran.
+    """
+
+    def __init__(self, message: str, *, bad_input: bool = False) -> None:
+        super().__init__(message)
+        self.bad_input = bad_input
 
 
 OnChange = Callable[[Job], None]
@@ -175,4 +183,4 @@ def one_line(error: Exception) -> str:
 
 def is_bad_input(error: Exception) -> bool:
     """Whether a variant failed for what it was given, not for how it ran."""
-    return isinstance(error, ConfigError | TraceError)
+    return isinstance(error, ConfigError | TraceError | BeyondTablesError)

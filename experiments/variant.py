@@ -176,6 +176,24 @@ def beyond_tables(replicas: Sequence[ReplicaInfo]) -> list[str]:
     ]
 
 
+def warning_beyond_tables(replicas: Sequence[ReplicaInfo]) -> tuple[float, str]:
+    """Share of all step time that lies outside of the tables, and a short line if it is large.
+
+    Args:
+        replicas: Of the result.
+
+    Returns:
+        The line is empty for a small share, and where step times are not from tables.
+    """
+    usages = [each.step_time_usage for each in replicas if each.step_time_usage is not None]
+    if not usages:
+        return 0.0, ""
+    from kernels_profile.usage import add_up, warning
+
+    total = add_up(usages)
+    return max(total.outside_ns, total.filled_ns) / max(total.ns, 1), warning(total)
+
+
 def window_of(experiment: Experiment, workload: Workload) -> Windows:
     """The measured part of a run; refused now, and not after the simulation, if it is empty.
 

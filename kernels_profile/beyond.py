@@ -10,7 +10,7 @@ import numpy as np
 from kernels_profile.attention import Beyond, Bools, Mark
 from kernels_profile.grid import Outside
 from kernels_profile.usage import Usage
-from sim.errors import ProfileError
+from sim.errors import BeyondTablesError
 
 if TYPE_CHECKING:
     from kernels_profile.step_time import ProfiledStepTime
@@ -63,13 +63,13 @@ def refuse(model: ProfiledStepTime, work: StepWork, n: int = 1) -> None:
     """Refuse iterations that lie outside of the measured grid.
 
     Raises:
-        ProfileError: names the operator, what was asked for and what was measured.
+        BeyondTablesError: names the operator, what was asked for and what was measured.
     """
     marks, _ = _steady(model, work)
     if marks:
-        raise ProfileError(_refusal(model, marks[0].name, marks[0].outside))
+        raise BeyondTablesError(_refusal(model, marks[0].name, marks[0].outside))
     for each in _growing(model, work, n):
-        raise ProfileError(_refusal(model, model.composed.decode.name, each.farthest))
+        raise BeyondTablesError(_refusal(model, model.composed.decode.name, each.farthest))
 
 
 def _refusal(model: ProfiledStepTime, name: str, outside: Outside) -> str:

@@ -12,6 +12,10 @@ MOST_CAUSES = 4
 """Causes that a summary names; the others are counted."""
 
 
+WARN_SHARE = 0.05
+"""Above this share of simulated time that no table has, a run is warned of before all else."""
+
+
 @dataclass
 class Cause:
     """One way of being beyond the grid: an operator and an axis.
@@ -127,6 +131,22 @@ def sentence(usage: Usage) -> str:
     return text
 
 
+def warning(usage: Usage) -> str:
+    """The same in a few words, where more than `WARN_SHARE` of the time was not measured; or ""."""
+    if not usage.ns or max(usage.outside_ns, usage.filled_ns) <= WARN_SHARE * usage.ns:
+        return ""
+    parts = []
+    if usage.outside_steps:
+        parts.append(
+            f"{_percent(usage.outside_steps, usage.steps)} of steps and "
+            f"{_percent(usage.outside_ns, usage.ns)} of simulated time are outside the measured "
+            "grid"
+        )
+    if usage.filled_ns:
+        parts.append(f"{_percent(usage.filled_ns, usage.ns)} of simulated time is the roofline's")
+    return "; ".join(parts)
+
+
 def _causes(usage: Usage) -> str:
     causes = sorted(usage.causes.items(), key=lambda item: -item[1].operator_ns)
     said = [_cause(name, axis, cause, usage) for (name, axis), cause in causes[:MOST_CAUSES]]
@@ -136,7 +156,8 @@ def _causes(usage: Usage) -> str:
 
 
 def _cause(name: str, axis: str, cause: Cause, usage: Usage) -> str:
-    times = f"{cause.ratio:.3g}x at most, " if cause.value and cause.edge else ""
+    ratio = f"{cause.ratio:,.0f}" if cause.ratio >= 100 else f"{cause.ratio:.3g}"
+    times = f"{ratio}x at most, " if cause.value and cause.edge else ""
     return (
         f"{name}, {axis} {cause.value:,.6g} where the nearest measured is {cause.edge:,.6g} "
         f"({times}{_percent(cause.steps, usage.steps)} of steps, itself "

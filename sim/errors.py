@@ -22,6 +22,10 @@ class ProfileError(PhasewiseError):
     """A step time was asked for that the model at hand cannot give."""
 
 
+class BeyondTablesError(ProfileError):
+    """A step lies beyond what tables have measured, and the config refuses that."""
+
+
 class StuckError(PhasewiseError):
     """A simulation makes no progress; names the request that does not advance."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.notes import MOST_LINES, identical, lines_of
+from experiments.notes import MOST_LINES, identical, lines_of, with_warnings_first
 
 
 def test_a_note_of_all_variants_is_said_once_and_others_with_their_labels() -> None:
@@ -31,3 +31,37 @@ def test_variants_with_the_same_results_are_named() -> None:
     told = identical([("a", {"x": 1.5}), ("b", {"x": 1.0}), ("c", {"x": 1.5})])
 
     assert told == ["a, c: identical results; what these variants differ in has no effect here."]
+
+
+def warned(shares: dict[str, float]) -> list[str]:
+    notes = [
+        (label, ["every", *(f"{label} {n}" for n in range(5)), f"long {label}."])
+        for label in shares
+    ]
+    return with_warnings_first(
+        notes,
+        {
+            label: (share, f"{share:.0%} outside" if share else "")
+            for label, share in shares.items()
+        },
+        {label: [f"long {label}."] for label in shares},
+        "there",
+    )
+
+
+def test_warnings_come_first_the_worst_before_the_others() -> None:
+    lines = warned({"a": 0.0, "b": 0.2, "c": 1.0, "d": 0.0})
+
+    assert lines[:3] == ["c: 100% outside; see there", "b: 20% outside; see there", "every"]
+    assert len(lines) == 2 + MOST_LINES
+    assert not any("long b" in line or "long c" in line for line in lines)
+
+
+def test_a_sweep_of_warnings_is_cut_and_counted() -> None:
+    lines = warned({f"v{n}": 1.0 for n in range(40)})
+
+    assert lines[MOST_LINES] == "28 more variants with such a warning: see there"
+
+
+def test_the_warning_of_one_variant_is_its_note_at_length() -> None:
+    assert warned({"a": 1.0})[:2] == ["long a.", "every"]

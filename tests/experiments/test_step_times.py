@@ -157,8 +157,34 @@ class TestStrict:
         runner = CliRunner()
         assert runner.invoke(app, command).exit_code == 0
         refused = runner.invoke(app, [*command, "--strict"])
-        assert refused.exit_code == 1
+        assert refused.exit_code == 2
         assert "is outside of the measured grid" in refused.output
+
+    def test_so_it_does_where_only_some_variants_go_beyond(self, folder: Path) -> None:
+        rules = {"lenient": "clamp", "strict": "error"}
+        compare = [
+            {"label": label, "step_time": config(outside=rule)["step_time"]}
+            for label, rule in rules.items()
+        ]
+        plan(folder, without_step_time(config()) | {"compare": compare})
+        command = ["run", str(folder / "c.yaml"), "--figures", "none", "--out", str(folder / "out")]
+
+        refused = CliRunner().invoke(app, command)
+
+        assert refused.exit_code == 2
+        assert "strict: profile: h200 (tensor_parallel 1)" in refused.output
+
+    def test_a_run_beyond_the_tables_is_warned_of_first(self, folder: Path) -> None:
+        compare = [{"label": f"seed {n}", "seed": n} for n in range(2)]
+        plan(folder, config() | {"compare": compare})
+        command = ["run", str(folder / "c.yaml"), "--figures", "none", "--out", str(folder / "out")]
+
+        lines = CliRunner().invoke(app, [*command, "--jobs", "1"]).output.splitlines()
+
+        notes = [line for line in lines if line.startswith("- ")]
+        assert all(line.startswith("- seed ") for line in notes[:2])
+        assert all("% of steps and" in line for line in notes[:2])
+        assert not any("where the nearest measured is" in line for line in notes)
 
     def test_it_is_written_into_the_resolved_config(self, folder: Path) -> None:
         (experiment,) = plan(folder, config(), strict=True).variants
