@@ -251,7 +251,8 @@ def _of_duration(
             f"{path}: duration is {duration_s:g} s, but request {at} (from 0) ends {last:g} s "
             f"{since}: times of another unit, or a file that was edited"
         )
-    if known and duration_s > _IDLE * last + _SLACK_S:
+    all_served = all(columns["ok"])  # how long a request took until it failed is not known
+    if known and all_served and duration_s > _IDLE * last + _SLACK_S:
         return [
             f"The file says duration: {duration_s:g} s, but its requests end {last:g} s after the "
             "first was sent."

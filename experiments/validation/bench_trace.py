@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +16,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_SAID_BY_TRACE = re.compile("requests failed;|no arrival times")
+"""Notes of a measurement that say what those of its trace say."""
+
+
 def trace_of(measurement: Measurement, seed: int = 0) -> Trace:
     """The requests that were served, in order of arrival.
 
     Arrival times are those of the file; else, of a run with a limit on concurrency and no limit on
     the rate, those that follow from it and the measured latencies; else all 0 (rate inf), or drawn
-    anew at the file's rate and burstiness; else none. The last note says which.
+    anew at the file's rate and burstiness; else none. The last note says which; those before it
+    are of requests that are left out, and of the measurement.
 
     Args:
         measurement: Of `measured.read_measurement`.
@@ -29,6 +35,7 @@ def trace_of(measurement: Measurement, seed: int = 0) -> Trace:
     served = measurement.served
     left_out = len(measurement.requests) - len(served)
     notes = [f"{left_out} failed requests are left out."] if left_out else []
+    notes += [note for note in measurement.notes if not _SAID_BY_TRACE.search(note)]
     times_s, how = _arrivals(served, measurement)
     order = np.argsort(times_s, kind="stable")
     trace = Trace(

@@ -160,10 +160,11 @@ def compare_with_server(
         told: Called with a sentence before each simulation of the fit.
 
     Raises:
-        sim.errors.ConfigError: One line: a config or a file that is wrong, a variant that is none,
-            a file of aggregates, requests that the simulation cannot serve, a host to fit where
-            there is none.
+        sim.errors.ConfigError: One line: a config or a file that is wrong, a setting that would do
+            nothing, a variant that is none, a file of aggregates, requests that the simulation
+            cannot serve, a host to fit where there is none.
     """
+    _refuse_unused(settings)
     plan, experiment, where = _chosen(config, variant, settings)
     if not isinstance(measured, Measurement):
         path = Path(measured)
@@ -178,6 +179,24 @@ def compare_with_server(
         fit, simulated["fitted"] = fit_to(replay, simulated["simulated"], told)
     notes = (*plan.notes, *replay.notes, *beyond_tables(result.replicas))
     return _compared(replay, simulated, fit, notes)
+
+
+_UNUSED: Mapping[str, str] = {
+    "workload": "the measured requests replace the workload of the config",
+    "slo": "no attainment of targets is compared",
+    "record": "no files of a run are written",
+}
+"""Keys of a config that a comparison does not use, and why."""
+
+
+def _refuse_unused(settings: Sequence[str]) -> None:
+    for setting in settings:
+        key = setting.partition("=")[0].partition(".")[0].strip()
+        if key in _UNUSED:
+            raise ConfigError(
+                f"--set {setting}: would do nothing in a comparison, as {_UNUSED[key]}; leave it "
+                "out"
+            )
 
 
 def _chosen(

@@ -134,16 +134,14 @@ def prepare(
             config's limit.
     """
     trace = trace_of(measurement, experiment.seed)
-    *left_out, how = trace.notes
+    *told, how = trace.notes
     places, said = _arrivals(trace, measurement, concurrency, how)
     trace = replace(trace, max_tokens=trace.output_tokens)
     built = cluster.build(experiment, folder)
     _refuse_over_long(trace, built.max_model_len, where)
     requests = measurement.requests.loc[trace.row - 1]
     measured = measured_latencies(requests, trace, measurement)
-    told = ("left out", "no arrival times")  # by the notes of the trace
-    notes = [*left_out, said]
-    notes += [note for note in measurement.notes if not any(text in note for text in told)]
+    notes = [*told, said]
     notes += _of_gaps(requests, measured)
     if experiment.warm_up_s or experiment.drain_s:
         notes.append("warm_up_s and drain_s of the config are not used: all requests count.")

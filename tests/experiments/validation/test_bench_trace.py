@@ -85,6 +85,12 @@ def test_the_command_writes_a_trace_that_loads_again(tmp_path: Path) -> None:
     assert load(out).arrival_ns.tolist() == [0, 500_000_000]
 
 
+def test_the_command_says_what_was_odd(tmp_path: Path) -> None:
+    path, out = saved(tmp_path, {**VLLM, "num_prompts": 7}), tmp_path / "trace.csv"
+    done = CliRunner().invoke(app, ["trace", "from-bench", str(path), "--out", str(out)])
+    assert "The file says num_prompts: 7, but holds 3 requests." in done.stdout
+
+
 def test_the_command_says_which_flag_was_missing(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"date": "x", "model_id": "m", "mean_ttft_ms": 3}))
