@@ -15,6 +15,7 @@ import typer
 from experiments.guard import FAILED, guarded
 from experiments.profile_cli import profile_app
 from experiments.validate_cli import validate
+from experiments.validation.values import COLUMN_HELP
 from experiments.version import __version__
 
 app = typer.Typer(
@@ -307,7 +308,7 @@ def from_bench(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="OURS=THEIRS", help="A CSV's column; repeatable."),
+        typer.Option("--column", metavar="OURS=THEIRS", help=COLUMN_HELP),
     ] = None,
     run: Annotated[int | None, typer.Option(min=1, help="Which of several runs in a file.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrival times that must be drawn.")] = 0,

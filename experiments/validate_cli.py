@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from experiments.guard import FAILED, guarded
+from experiments.validation.values import COLUMN_HELP
 
 
 @guarded
@@ -51,7 +53,7 @@ def validate(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="OURS=THEIRS", help="A CSV's column; repeatable."),
+        typer.Option("--column", metavar="OURS=THEIRS", help=COLUMN_HELP),
     ] = None,
     run: Annotated[int | None, typer.Option(min=1, help="Which of several runs in a file.")] = None,
     variant: Annotated[
@@ -81,18 +83,29 @@ def validate(
     ] = "html",
 ) -> None:
     """Hold the simulation against measured servers, or (--config, --measured) against your own."""
+    of_cases = {"--rows": rows, "--update": update, "--only-changes": only_changes}
+    of_yours = {
+        "--format": format, "--column": columns, "--run": run, "--variant": variant,
+        "--concurrency": concurrency, "--set": settings, "--fit": fit,
+        "--figures": figures != "html",
+    }  # fmt: skip
     if config is None and measured is None:
+        _refuse_given(of_yours, "needs --config CONFIG and --measured FILE")
         _run_cases(cases or [], out, rows=rows, update=update, only_changes=only_changes)
         return
     if cases:
         raise _misuse(f"{cases[0]}: a case brings its own config and measurement")
+    _refuse_given(of_cases, "is of the shipped cases; not with --config and --measured")
     from experiments.config import slug
     from experiments.outcome import formats_of, pairs
     from experiments.validation.own import compare_with_server
     from sim.errors import ConfigError
 
     if config is None or measured is None:
-        raise _misuse("expected both --config CONFIG and --measured FILE, or neither")
+        lacks = "--config CONFIG" if config is None else "--measured FILE"
+        raise _misuse(
+            f"expected both --config CONFIG and --measured FILE, or neither; {lacks} is missing"
+        )
     if fit not in (None, "host"):
         raise ConfigError(f"--fit {fit}: expected host")
     formats = formats_of(figures, "--figures")
@@ -112,6 +125,13 @@ def validate(
     folder = out or Path("results") / f"{slug(compared.replay.experiment.name)}-measured"
     for path in compared.save(folder, formats):
         typer.echo(f"wrote {path}", err=True)
+
+
+def _refuse_given(options: Mapping[str, object], why: str) -> None:
+    """Refuse the first option that is given, as it would do nothing."""
+    for name, value in options.items():
+        if value not in (None, False, []):
+            raise _misuse(f"{name} {why}")
 
 
 def _misuse(text: str) -> Exception:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.validation.formats import Raw
-from experiments.validation.values import any_time_s, time_s, tokens, wrong
+from experiments.validation.values import COLUMN_NAMES, any_time_s, time_s, tokens, wrong
 from sim.errors import ConfigError, nearest
 
 CSV_COUNTS = {
@@ -58,15 +58,9 @@ class _Table:
     def said(self, reason: str, name: str) -> str:
         """An error about a column that is not found: the file's columns, and how to name one."""
         return (
-            f"{self.path}: {reason} It has {', '.join(self.heads)}; say --column {name}=THEIRS "
-            f"({COLUMN_HELP})"
+            f"{self.path}: {reason} It has {', '.join(self.heads)}; say --column {name}=THEIRS. "
+            f"{COLUMN_NAMES}"
         )
-
-
-COLUMN_HELP = (
-    "ours: prompt_tokens, output_tokens; arrival, ttft, tpot, e2e with _s for seconds or _ms for "
-    "milliseconds, of which two of ttft, tpot and e2e are needed; ok, true or false"
-)
 
 
 def read_csv(path: Path, columns: Mapping[str, str]) -> Raw:

@@ -39,11 +39,20 @@ def measured_folder() -> Path:
         ConfigError: There is none where it is looked for.
     """
     named = os.environ.get(SHARED)
+    if not named and not (_REPOSITORY / "pyproject.toml").is_file():
+        raise ConfigError(
+            f"validate: cases need measured data, which an installed package does not have: set "
+            f"{SHARED} to the folder that holds `measured`"
+        )
     folder = (Path(named) if named else _REPOSITORY.parent / "shared") / "measured"
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder}: no such folder: validation needs the measured data; set {SHARED} to the "
-            "folder that holds `measured`"
+            f"validate: cases need measured data: {folder}: no such folder; "
+            + (
+                f"{SHARED} is {named}; expected the folder that holds `measured`"
+                if named
+                else f"set {SHARED} to the folder that holds `measured`, or put it there"
+            )
         )
     return folder
 

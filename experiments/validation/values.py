@@ -10,6 +10,15 @@ from typing import NoReturn
 from experiments.names import brief
 from sim.errors import ConfigError
 
+COLUMN_NAMES = (
+    "Our names: prompt_tokens, output_tokens; arrival, ttft, tpot, e2e with _s for seconds or _ms "
+    "for milliseconds, of which two of ttft, tpot and e2e are needed; ok, true or false"
+)
+"""Of a CSV, in words."""
+
+COLUMN_HELP = f"A CSV's column, such as ttft_ms=first_token; repeatable. {COLUMN_NAMES}."
+"""Of the option ``--column``."""
+
 MOST_S = 30 * 86_400.0
 """Longest time that is taken for one, s: 30 days. What is longer is of another unit, or broken."""
 

@@ -212,6 +212,28 @@ def test_neither_times_nor_a_rate_are_refused(server: Server, tmp_path: Path) ->
     assert len(compare_with_server(config_of(), path, concurrency=4).requests()) == 80
 
 
+@pytest.mark.parametrize(
+    "setting", ["workload.requests=5", "workload={requests: 5}", "slo.ttft_ms=3", "record.steps=no"]
+)
+def test_a_setting_that_would_do_nothing_is_refused(
+    server: Server, tmp_path: Path, setting: str
+) -> None:
+    text = refused(config_of(), server.vllm(tmp_path), settings=[setting])
+    assert text.startswith(f"--set {setting}: would do nothing in a comparison, as ")
+    used = compare_with_server(config_of(), server.vllm(tmp_path), settings=["max_num_seqs=2"])
+    assert largest_error(used) > 0.01
+
+
+def test_requests_of_a_warm_up_are_counted(server: Server, tmp_path: Path) -> None:
+    path = server.aiperf(tmp_path)
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first.replace("profiling", "warmup"), *rest]))
+    compared = compare_with_server(config_of(), path)
+
+    assert len(compared.requests()) == 79
+    assert str(compared).count("- 1 requests of the warm-up are left out.") == 1
+
+
 # --- the command
 
 
@@ -234,13 +256,20 @@ def test_the_command_prints_the_table_and_writes_the_figures(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--config quickstart", "--config CONFIG and --measured FILE"),
+        ("--config quickstart", "or neither; --measured FILE is missing"),
+        ("--measured m", "or neither; --config CONFIG is missing"),
+        ("--config quickstart --measured m --rows", "--rows is of the shipped cases"),
+        *(
+            (option, f"{option.split()[0]} needs --config CONFIG and --measured FILE")
+            for option in ("--fit host", "--format csv", "--column a=b", "--run 1", "--variant v",
+                           "--concurrency 3", "--set seed=1", "--figures svg")
+        ),
         ("--config nowhere.yaml --measured m.json", "nowhere.yaml"),
         ("--config quickstart --measured m --variant vllm-v1", "m: no such file"),
         ("--config quickstart --measured m --fit gpu", "--fit gpu: expected host"),
         ("--config quickstart --measured m --figures gif", "--figures gif"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_option_is_one_line(arguments: str, said: str) -> None:
     done = command(*arguments.split())
     assert done.exit_code == 2

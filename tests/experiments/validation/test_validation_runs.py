@@ -166,6 +166,23 @@ def test_without_measured_data_one_line_says_what_to_set(monkeypatch: pytest.Mon
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_an_installed_package_looks_for_no_data_beside_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(data.SHARED, raising=False)
+    monkeypatch.setattr(data, "_REPOSITORY", tmp_path / "lib" / "site-packages")
+    with pytest.raises(ConfigError, match="set PHASEWISE_SHARED to the folder that holds `meas"):
+        data.measured_folder()
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (checkout / "pyproject.toml").touch()
+    monkeypatch.setattr(data, "_REPOSITORY", checkout)
+    with pytest.raises(ConfigError) as caught:
+        data.measured_folder()
+    assert f"{tmp_path / 'shared' / 'measured'}: no such folder" in str(caught.value)
+    assert "PHASEWISE_SHARED" in str(caught.value)
+
+
 def test_a_case_and_a_config_do_not_go_together() -> None:
     result = CliRunner().invoke(app, ["validate", "kv-transfer-h800", "--config", "quickstart"])
     assert result.exit_code == 2
