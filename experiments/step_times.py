@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,8 +31,9 @@ class ProfileOptions:
 
     Args:
         data: A data set, a folder whose subfolders are (those of the pool's device are used), or a
-            list of such, in the order in which operators are looked up; relative to the config's
-            folder or to the working folder. Default: the device's shipped tables.
+            list of such, in the order in which operators are looked up: an exact shape wins over an
+            interpolated one, whichever set has it; relative to the config's folder or to the
+            working folder. Default: the device's shipped tables.
         outside: What to take beyond the measured grid: the nearest measured time scaled by the
             roofline's ratio, that time as it is (clamp), or an error.
         missing: What to do about an operator that no table has: an error, or the roofline's time.
@@ -45,8 +46,9 @@ class ProfileOptions:
             {latency_us: x, bandwidth_bytes_per_s: y} instead of a table.
         sustained_clock: Share of the clock at which the tables' kernels were timed that a serving
             load leaves to compute-bound matrix products (0.85 for aiconfigurator's tables).
-        tables_of: Device that the tables are of, where the pool's has none, such as one of the same
-            architecture: each time is scaled by the ratio that the two data sheets give.
+        tables_of: Device that the tables are of instead of the pool's own, such as one of the same
+            architecture: each time is scaled by the ratio that the two data sheets give. Tables of
+            the pool's device are passed over then, and the summary says so.
     """
 
     data: str | list[str] | None = None
@@ -126,6 +128,8 @@ def profile(
     else:
         with_tables = device
     sets = _data_sets(said.data, with_tables, f"{where}.data", folder)
+    _check_backend(more["collectives"].backend, sets, f"{where}.collectives")
+    more["passed_over"] = with_tables != device and _has_own(said.data, device, folder)
     kind = GroupedStepTime if pool.data_parallel_attention > 1 else ProfiledStepTime
     try:
         return kind(
@@ -230,6 +234,28 @@ def _data_sets(
     except PhasewiseError as error:
         hint = "; or scale another device's: tables_of" if "no data set of" in str(error) else ""
         raise ConfigError(f"{where}: {error}{hint}") from None
+
+
+def _has_own(data: str | list[str] | None, device: DeviceSpec, folder: Path) -> bool:
+    """Whether there are tables of the pool's own device beside those that are lent to it."""
+    from kernels_profile.table import folders_of, read_meta
+
+    if data is None:
+        return (DATA / device.name).is_dir()
+    paths = [_found(each, folder) for each in ([data] if isinstance(data, str) else data)]
+    return any(read_meta(set_).device == device.name for path in paths for set_ in folders_of(path))
+
+
+def _check_backend(backend: str | None, sets: Sequence[DataSet], where: str) -> None:
+    """A backend must be one that engines have or the tables hold, even where none is looked up."""
+    if backend is None:
+        return
+    from kernels_profile.lookup import BACKENDS
+
+    tables = [data.table("collective") for data in sets]
+    held = {str(word) for table in tables if table for (word,) in table.distinct("backend")}
+    if backend not in held | set(BACKENDS):
+        raise ConfigError(f"{where}: {unknown('backend', backend, sorted(held | set(BACKENDS)))}")
 
 
 def _found(path: str, folder: Path) -> Path:

@@ -1,9 +1,14 @@
-"""Finds operators in data sets: the exact shape, else between measured shapes, else none."""
+"""Finds operators in data sets: the exact shape, else between measured shapes, else none.
+
+Data sets are searched in their order for the exact shape first: one that a later set has wins over
+one that an earlier set would be interpolated for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +42,9 @@ class Operator:
         fill: Analytic time, microseconds, of the same arguments.
         fixed: Coordinates that come before the varying ones.
         source: What it rests on.
+        folder: Data set that it was found in, None where it rests on none.
         between: Shapes that it is interpolated between, "" if its own was measured.
+        beyond: Its shape lies beyond those of `between`, which are scaled to it.
         spread: Median coefficient of variation over the repeats of its points, None if unknown.
         given: `fill` is what the config gives, and stands for no missing table.
         unequal: Of decode attention, times of unequal contexts over those of equal ones, a grid of
@@ -50,9 +57,11 @@ class Operator:
     fixed: tuple[float, ...] = ()
     source: str = ""
     between: str = ""
+    beyond: bool = False
     spread: float | None = None
     given: bool = False
     unequal: Grid | None = None
+    folder: Path | None = None
 
     @property
     def filled(self) -> bool:
@@ -369,7 +378,12 @@ class Finder:
         analytic = (scale or fill) if self._scaled else None
         grid, unequal = _apart(axes, points, rows.time_us, analytic)
         source, spread = data.meta.source, _spread(rows)
-        return Operator(name, grid, fill, fixed, source, between, spread, unequal=unequal)
+        inside = points[0, len(fixed) :].tolist()
+        beyond = any(out.axis in axes[: len(fixed)] for out in grid.at(*fixed, *inside)[1])
+        return Operator(
+            name, grid, fill, fixed, source, between, beyond, spread, unequal=unequal,
+            folder=data.folder,
+        )  # fmt: skip
 
     def _missing(self, name: str, operator: str, fill: Callable[..., float]) -> Operator:
         self.missing.append(name)

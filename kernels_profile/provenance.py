@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim.step_time import StepTimeOrigin
 
 if TYPE_CHECKING:
+    from kernels_profile.lookup import Operator
     from kernels_profile.step_time import ProfiledStepTime
 
 MOST_NAMED = 3
@@ -23,17 +26,19 @@ OUTSIDE = {
 def describe(model: ProfiledStepTime) -> StepTimeOrigin:
     """Origin and stated error of a model's times."""
     operators = model.composed.operators()
-    sources = list(dict.fromkeys(op.source for op in operators if op.source))
-    parts = [f"measured tables of {_device(model)}: {'; '.join(sources) or 'none used'}"]
-    between = list(dict.fromkeys(op.between for op in operators if op.between))
-    if between:
-        parts.append(f"interpolated: {_few(between)}")
+    parts = [f"measured tables of {_device(model)}: {_sources(model, operators)}"]
+    for beyond, what in (False, "interpolated"), (True, "of a shape beyond the measured ones"):
+        shapes = [op.between for op in operators if op.between and op.beyond == beyond]
+        if shapes:
+            parts.append(f"{what}: {_few(list(dict.fromkeys(shapes)))}")
     if model.filled:
         parts.append(f"filled from roofline: {_few(model.filled)}")
     parts += [
         str(model.layout),
         OUTSIDE[model.outside],
         str(model.graphs),
+        _launches(model),
+        _clock(model),
         _unequal(model),
         _mixed(model),
     ]
@@ -44,12 +49,54 @@ def describe(model: ProfiledStepTime) -> StepTimeOrigin:
 def _device(model: ProfiledStepTime) -> str:
     if model.lender is None:
         return model.device.name
-    return f"{model.lender.name}, scaled by data sheet to {model.device.name}"
+    own = f" although there are tables of {model.device.name}" if model.passed_over else ""
+    return f"{model.lender.name}, scaled by data sheet to {model.device.name}{own}"
+
+
+def _sources(model: ProfiledStepTime, operators: Sequence[Operator]) -> str:
+    """The data sets in the order of their search; of several, which tables each gave."""
+    given = [op for op in operators if op.folder is None and op.source]
+    others = [f"{_tables(given)}: {given[0].source}"] if given else []
+    if len(model.data) == 1:
+        found = any(op.folder for op in operators)
+        return "; ".join([model.data[0].meta.source if found else "none used", *others])
+    said = []
+    for number, data in enumerate(model.data, start=1):
+        used = [op for op in operators if op.folder == data.folder]
+        said.append(f"{number}. {data.folder.name}, {data.meta.source}: {_tables(used)}")
+    return "; ".join([*said, *others]) or "none used"
+
+
+def _tables(operators: Sequence[Operator]) -> str:
+    """Such as ``linear (4), attention_decode``: tables, and how many of their operators."""
+    counts = Counter(op.name.partition(" ")[0] for op in operators)
+    parts = [name if number == 1 else f"{name} ({number})" for name, number in counts.items()]
+    return ", ".join(parts) or "nothing used"
 
 
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _launches(model: ProfiledStepTime) -> str:
+    """Without graphs Python launches each kernel, which takes time that few hosts here know of."""
+    if model.host.eager_layer_us or (model.graphs.sizes and model.graphs.prefills):
+        return ""
+    which = "steps with prefills" if model.graphs.sizes else "all steps"
+    return (
+        f"{which} run without a graph, whose launch cost this host does not model "
+        "(no eager_layer_us)"
+    )
+
+
+def _clock(model: ProfiledStepTime) -> str:
+    if model.sustained_clock == 1:
+        return ""
+    return (
+        f"compute-bound matrix products at {model.sustained_clock:g} of the clock of the tables "
+        "(sustained_clock)"
+    )
 
 
 def _unequal(model: ProfiledStepTime) -> str:

@@ -75,6 +75,7 @@ class ProfiledStepTime:
         imbalance: How uneven experts' popularity is, see `ParallelLayout`.
         data_parallel_attention: Groups of the GPUs that attend apart; above 1 for
             `grouped.GroupedStepTime` only.
+        passed_over: There are tables of the device itself too, for the origin to say.
 
     Raises:
         ConfigError: GPUs that do not divide heads or experts, an unknown precision.
@@ -105,6 +106,7 @@ class ProfiledStepTime:
         imbalance: float = 0.0,
         data_parallel_attention: int = 1,
         lender: DeviceSpec | None = None,
+        passed_over: bool = False,
     ) -> None:
         if not 0.1 <= sustained_clock <= 1:
             raise ConfigError(f"sustained_clock: {sustained_clock}: expected 0.1 to 1")
@@ -118,6 +120,7 @@ class ProfiledStepTime:
         self.device = device
         self.data = list(data)
         self.lender = None if lender is None or lender.name == device.name else lender
+        self.passed_over = passed_over
         self.precision = precision
         self.kv_dtype = kv_dtype
         self.tensor_parallel = tensor_parallel
@@ -125,6 +128,7 @@ class ProfiledStepTime:
         self.part = part or whole(model)
         self.outside: OutsideRule = "error" if strict else outside
         self.missing: MissingRule = "error" if strict else missing
+        self._fillable = _fillable(strict, missing)
         self.graphs = cuda_graphs
         self.sustained_clock = sustained_clock
         load = self.layout.load(model)
@@ -349,14 +353,21 @@ class ProfiledStepTime:
         sets = ", ".join(str(data.folder) for data in self.data)
         return (
             f"profile: {self.device.name} (tensor_parallel {self.tensor_parallel}): no table has "
-            f"{'; '.join(missing)} (looked in {sets}); measure or import them, or give missing: "
-            "roofline"
+            f"{'; '.join(missing)} (looked in {sets}); measure or import them, "
+            f"or {self._fillable}"
         )
 
     def _cv(self) -> float:
         """Of a step: the median over its operators' repeats, as if all of them vary together."""
         known = [op.spread for op in self.composed.operators() if op.spread is not None]
         return float(np.median(known)) if known else 0.0
+
+
+def _fillable(strict: bool, missing: MissingRule) -> str:
+    """How to have the roofline fill what no table has, by what was said so far."""
+    if not strict:
+        return "give missing: roofline"
+    return "leave out strict" + ("" if missing == "roofline" else ", and give missing: roofline")
 
 
 def rounded(ns: list[float] | npt.NDArray[np.float64]) -> list[int] | npt.NDArray[np.int64]:

@@ -135,7 +135,7 @@ OPERATORS: Mapping[str, Columns] = MappingProxyType(
 )
 """Tables of a data set by name; the file is ``NAME.csv``."""
 
-FROM_0 = frozenset(("history", "context", "skew", "size", "prefill_tokens", "decodes"))
+FROM_0 = frozenset(("history", "context", "skew", "size", "prefill_tokens", "decodes", "touched"))
 """Sizes that may be 0; all others are at least 1."""
 
 FRACTIONS = frozenset(("context", "skew", "touched", "size"))

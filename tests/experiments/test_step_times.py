@@ -89,8 +89,21 @@ class TestTables:
         made = tables()
         written(folder / "most", without(made, "elementwise", op="rms_norm"))
         written(folder / "rest", {"elementwise": made["elementwise"]})
-        (origin, _) = notes_of(folder, config(data=["most", "rest"]))
-        assert "made up" in origin
+        (origin, _) = notes_of(folder, config(data=["rest", "most"]))
+        assert "tables of h200: 1. rest, made up: elementwise (" in origin
+        assert "; 2. most, made up: linear (" in origin
+
+    def test_an_exact_shape_wins_over_one_between_others(self, folder: Path) -> None:
+        made = tables()
+        wide = [row | {"width": row["width"] + by} for row in made["elementwise"] for by in (-1, 1)]
+        written(folder / "near", {"elementwise": wide})
+        written(folder / "exact", made)
+        (origin, _) = notes_of(folder, config(data=["near", "exact"]))
+        assert "1. near, made up: nothing used; 2. exact, made up: elementwise (" in origin
+
+    def test_tables_that_a_lender_stands_in_for_are_told(self, folder: Path) -> None:
+        (origin, _) = notes_of(folder, config(tables_of="a100-sxm-80gb"))
+        assert "scaled by data sheet to h200 although there are tables of h200: made up" in origin
 
     @pytest.mark.parametrize(
         ("said", "error"),
@@ -98,6 +111,8 @@ class TestTables:
             ({"data": "tabels"}, "data: tabels: no such folder; expected a data set"),
             ({"data": []}, "data: .*expected at least one folder"),
             ({"data": "tables/a100"}, "was measured on a100-sxm-80gb, not on h200"),
+            ({"data": ["tables/h200", "tables"]}, "h200: is given twice"),
+            ({"collectives": "banana"}, "collectives: no backend 'banana'; .*nccl"),
             ({"datta": "x"}, "profile has no such option; try data"),
             ({"outside": "guess"}, "outside: guess: expected one of roofline-scaled, clamp, error"),
             ({"cuda_graphs": "vlm"}, "cuda_graphs: no set of CUDA graphs 'vlm'; try vllm"),

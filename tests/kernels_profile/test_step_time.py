@@ -453,6 +453,28 @@ class TestMissing:
         assert model.exact_ns(work) == pytest.approx(exact.exact_ns(work))
         assert "192 x 64 (bf16) from the measured 160 x 64, 224 x 64" in model.describe().origin
 
+    def test_a_width_beyond_the_measured_ones_is_not_called_interpolated(
+        self, tmp_path: Path
+    ) -> None:
+        made = tables((1,))
+        for row in made["elementwise"]:
+            row["width"] += 8 if row["op"] == "silu_mul" else 0
+        origin = model_of(tmp_path, made).describe().origin
+        said = (
+            "of a shape beyond the measured ones: elementwise silu_mul of width 96 from the measu"
+        )
+        assert said in origin
+        assert "interpolated: " not in origin
+
+    def test_strict_says_what_would_fill_a_gap(self, tmp_path: Path) -> None:
+        made = without(tables(), "elementwise", op="rms_norm")
+        with pytest.raises(ProfileError, match=r"import them, or leave out strict$"):
+            model_of(tmp_path / "a", made, strict=True, missing="roofline")
+        with pytest.raises(ProfileError, match=r"leave out strict, and give missing: roofline$"):
+            model_of(tmp_path / "b", made, strict=True)
+        with pytest.raises(ProfileError, match=r"import them, or give missing: roofline$"):
+            model_of(tmp_path / "c", made)
+
 
 class TestFewerHeads:
     def test_heads_that_were_not_measured_are_more_sequences_of_fewer(self, tmp_path: Path) -> None:
@@ -527,6 +549,29 @@ class TestOutside:
         chunk = model.exact_ns(StepWork([(64, 97)]))
         whole = model.exact_ns(StepWork([(64, 0)]))
         assert whole < chunk < whole + 3e3 * prefill_us(8, 1, 256, 0)
+
+
+class TestWhatIsSaid:
+    def test_a_lower_clock_is_said(self, tmp_path: Path) -> None:
+        said = "matrix products at 0.5 of the clock of the tables (sustained_clock)"
+        assert said in model_of(tmp_path, sustained_clock=0.5).describe().origin
+        assert "sustained_clock" not in model_of(tmp_path).describe().origin
+
+    @pytest.mark.parametrize(
+        ("graphs", "eager_layer_us", "said"),
+        [
+            ("none", 0.0, "all steps run without a graph, whose launch cost this host does not"),
+            ("vllm-v0", 0.0, "steps with prefills run without a graph, whose launch cost"),
+            ("vllm", 0.0, ""),
+            ("none", 400.0, ""),
+        ],
+    )
+    def test_launches_that_cost_nothing_are_said(
+        self, tmp_path: Path, graphs: str, eager_layer_us: float, said: str
+    ) -> None:
+        host = HostOverhead(10.0, eager_layer_us=eager_layer_us)
+        origin = model_of(tmp_path, host=host, cuda_graphs=GRAPHS[graphs]).describe().origin
+        assert (said in origin) if said else ("launch cost" not in origin)
 
 
 class TestNoise:
