@@ -20,6 +20,8 @@ of GPUs that attend apart, by the busiest group (`groups.py`). For latent attent
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,7 @@ from kernels_profile.latent import LatentAttention
 from kernels_profile.operators import (
     AllReduceCurve,
     AllToAllCurve,
+    Curve,
     DecodeAttentionCurve,
     ElementwiseCurve,
     GemmCurve,
@@ -63,6 +66,15 @@ NODE_GPUS = 8
 
 MEMO_ROWS = 1 << 17
 """Row counts whose times are kept before the memory is dropped and filled anew."""
+
+_USUAL_DECODES, _USUAL_CONTEXT = 32, 1024
+"""The step of which a stated error says what the operator's share is."""
+
+_FREE: dict[str, Curve] = {
+    "elementwise": ElementwiseCurve(0.0, math.inf),
+    "sampler": SamplerCurve(0.0, 0.0),
+}
+"""Curves of operators that take no time: a step without them is shorter by their share."""
 
 
 class RooflineStepTime:
@@ -205,11 +217,33 @@ class RooflineStepTime:
         return StepTimeOrigin("roofline", origin, self._error())
 
     def _error(self) -> str:
+        shares = self._shares()
         parts = (
             f"{operator.replace('_', ' ')} {fitted.error:.0%}{self._borrowed(operator)}"
+            f"{shares.get(operator, '')}"
             for operator, fitted in self._fitted.items()
         )
-        return f"median error of kernels: {', '.join(parts)}; whole steps are not validated"
+        return (
+            f"median error of kernels: {', '.join(parts)}; a step: {_USUAL_DECODES} decodes at "
+            f"{_USUAL_CONTEXT:,} tokens; whole steps are not validated"
+        )
+
+    def _shares(self) -> dict[str, str]:
+        """How much of a decode step the operators are whose kernels are short and errors large."""
+        rows = _USUAL_DECODES
+        work = StepWork((), rows, rows * _USUAL_CONTEXT)
+        whole = self.step_ns(work, 0)
+        said = {}
+        for operator, free in _FREE.items():
+            without = copy.copy(self)
+            without._fitted = {
+                **self._fitted, operator: replace(self._fitted[operator], curve=free)
+            }  # fmt: skip
+            without._rows_ns, without._sampled_ns = {0: self._host_step_ns}, {0: 0.0}
+            without._apart_ns = {(0, 0): self._host_step_ns}
+            share = 1 - without.step_ns(work, 0) / whole
+            said[operator] = f" ({share:.1%} of a step)"
+        return said
 
     def _borrowed(self, operator: str) -> str:
         """Which format's kernels the error is of, where it is not the one of the weights."""

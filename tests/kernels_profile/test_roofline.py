@@ -1,4 +1,5 @@
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +243,24 @@ def test_lower_precision_is_quicker_where_weights_are_read():
     ]
     assert times == sorted(times, reverse=True)
     assert times[0] > 1.5 * times[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel": 8}])
+def test_large_errors_of_short_kernels_stand_beside_their_share_of_a_step(options):
+    """An error of 60 % of what takes a hundredth of a step is no error of the step."""
+    model = roofline("llama-3.1-70b", "h100", precision="fp8", **options)
+    told = model.describe().error
+    shares = {
+        word: float(share)
+        for word, share in re.findall(r"(elementwise|sampler) \d+% \(([\d.]+)% of a step\)", told)
+    }
+    work = decodes(32, 1024)
+    sampler = model._fitted["sampler"].curve
+    itself = sampler.us(32.0) * 1e3 / model.step_ns(work, 0)
+
+    assert "a step: 32 decodes at 1,024 tokens" in told
+    assert shares["sampler"] == pytest.approx(100 * itself, abs=0.06)
+    assert 0 < shares["sampler"] < shares["elementwise"] < 25
 
 
 def test_formats_that_were_not_measured_are_said():
