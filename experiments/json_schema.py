@@ -151,7 +151,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, said: Mapping[str, str]) -
 
 
 def _step_time(described: Mapping[str, Any]) -> Schema:
-    host = {"anyOf": [{"enum": [*HOSTS]}, _of_class(HostOverhead)]}
+    host = {"anyOf": [{"enum": [*HOSTS]}, _host()]}
     efficiencies = {
         "type": "string",
         "description": "Device whose fitted efficiencies to take, such as one of the same "
@@ -176,6 +176,17 @@ def _step_time(described: Mapping[str, Any]) -> Schema:
         ],
         "description": described.get("description", ""),
     }
+
+
+def _host() -> Schema:
+    """As `HostOverhead` checks it: no term is below 0, and one is above."""
+    schema = _of_class(HostOverhead)
+    terms = ("step_us", "request_us", "eager_layer_us")
+    schema["required"] = ["step_us"]
+    schema["anyOf"] = [
+        {"properties": {term: {"exclusiveMinimum": 0}}, "required": [term]} for term in terms
+    ]
+    return schema
 
 
 def _profile(host: Schema) -> Schema:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from experiments import engines, listing, strict_yaml
-from experiments.config import shipped
+from experiments.config import load, shipped
 from experiments.json_schema import json_schema
 from experiments.options import described, names
 from experiments.schema import FILE_KEYS, Pool
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
+from sim.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,8 @@ def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
     """A small part of JSON Schema: enough to tell known keys and names from unknown ones."""
     if "$ref" in schema:
         return accepts(root["$defs"][schema["$ref"].rpartition("/")[2]], value, root)
-    if "anyOf" in schema:
-        return any(accepts(each, value, root) for each in schema["anyOf"])
+    if "anyOf" in schema and not any(accepts(each, value, root) for each in schema["anyOf"]):
+        return False
     if "enum" in schema or "const" in schema:
         return value in schema.get("enum", [schema.get("const")])
     if "pattern" in schema:
@@ -85,6 +86,8 @@ def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
             return False
         if value <= schema.get("exclusiveMinimum", value - 1):
             return False
+    if isinstance(value, dict) and not value.keys() >= set(schema.get("required", ())):
+        return False
     if isinstance(value, dict) and "properties" in schema:
         patterns = schema.get("patternProperties", {})
         for key, item in value.items():
@@ -152,6 +155,9 @@ def test_options_have_their_types_bounds_and_meaning(schema: dict[str, Any]) -> 
         {"policy": {"name": "sarathi", "budget_tokens": "many"}},
         {"step_time": {"model": "linear", "base_s": -1}},
         {"step_time": {"model": "roofline", "host": "vllm-99"}},
+        {"step_time": {"model": "roofline", "host": {"step_us": 0}}},
+        {"step_time": {"model": "roofline", "host": {"step_us": 0, "request_us": 0}}},
+        {"step_time": {"model": "roofline", "host": {"request_us": 3}}},
         {"slo": {"ttft_s": 0}},
         {"kv": {"gpu_memory_utilization": 1.2}},
         {"replicas": 0},
@@ -163,6 +169,37 @@ def test_it_refuses_what_the_loader_refuses(schema: dict[str, Any], wrong: dict[
 
     assert accepts(schema, config, schema)
     assert not accepts(schema, {**config, **wrong}, schema)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        {"step_us": 0},
+        {"step_us": 1},
+        {"step_us": 0, "request_us": 3},
+        {"step_us": 0, "eager_layer_us": 3},
+        {"step_us": 0, "request_us": 0, "eager_layer_us": 0},
+        {"request_us": 3},
+        {"step_us": 3, "request_us": -1},
+    ],
+)
+def test_it_takes_the_hosts_that_the_loader_takes(
+    schema: dict[str, Any], host: dict[str, Any]
+) -> None:
+    said = {"step_time": {"model": "roofline", "host": host}, "policy": "vllm-v1"}
+    config = {
+        **said,
+        "workload": {"preset": "azure-conv-2023", "requests": 3},
+        "model": "llama-3.1-8b",
+        "device": "h100-sxm",
+    }
+    try:
+        load(config)
+        loads = True
+    except ConfigError:
+        loads = False
+
+    assert accepts(schema, config, schema) == loads
 
 
 def test_it_has_every_name_and_option(schema: dict[str, Any]) -> None:
