@@ -5,18 +5,63 @@ Heavy imports stay inside the commands.
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from experiments.guard import guarded
+from sim.errors import ConfigError, ProfileError
 
 profile_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Measure kernels on a GPU, import measured tables, and look at them.",
 )
+
+
+UNWRITABLE = frozenset(
+    (
+        errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR,
+        errno.EPERM, errno.EROFS,
+    )
+)  # fmt: skip
+"""What the system says of a folder that can be none."""
+
+
+@contextmanager
+def out_of_user(out: Path) -> Iterator[None]:
+    """Say of a folder that cannot be written that it is ``--out``: bad input.
+
+    Raises:
+        ConfigError: instead of the system's error.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = Path(error.filename or "")
+        if error.errno not in UNWRITABLE or not (
+            place.is_relative_to(out) or out.is_relative_to(place)
+        ):
+            raise
+        raise ConfigError(f"--out: {place}: cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def input_of_user(out: Path | None = None) -> Iterator[None]:
+    """Files that a user names, where nothing but them can be wrong: bad input (exit code 2).
+
+    Raises:
+        ConfigError: instead of what is said of the tables.
+    """
+    try:
+        with out_of_user(out) if out else nullcontext():
+            yield
+    except ProfileError as error:
+        raise ConfigError(str(error)) from None
 
 
 @profile_app.callback()
@@ -59,7 +104,8 @@ def import_tables(
     """Turn another project's profile into tables for step_time: {model: profile}."""
     from experiments import profile_import
 
-    profile_import.run(source, path, out, name or [], skip or [], device, engine, revision)
+    with input_of_user(out):
+        profile_import.run(source, path, out, name or [], skip or [], device, engine, revision)
 
 
 @profile_app.command(name="run")
@@ -101,17 +147,18 @@ def run_profile(
     """
     from experiments import profile_run
 
-    profile_run.run(
-        models=models,
-        out=out,
-        device=device,
-        tensor_parallel=tensor_parallel,
-        dtypes=dtype,
-        tables=tables,
-        budget_s=budget_s,
-        processes=processes,
-        plan_only=plan,
-    )
+    with out_of_user(out):
+        profile_run.run(
+            models=models,
+            out=out,
+            device=device,
+            tensor_parallel=tensor_parallel,
+            dtypes=dtype,
+            tables=tables,
+            budget_s=budget_s,
+            processes=processes,
+            plan_only=plan,
+        )
 
 
 @profile_app.command(name="show")
@@ -129,7 +176,8 @@ def show_tables(
     """
     from experiments import profile_show
 
-    profile_show.run(path, model or [])
+    with input_of_user():
+        profile_show.run(path, model or [])
 
 
 @profile_app.command(

@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from kernels_profile.profiler.device import find
-from kernels_profile.profiler.plan import plan_text
-from kernels_profile.profiler.request import Request, effort_on, lay_out
+from kernels_profile.profiler.plan import budget_text, plan_text
+from kernels_profile.profiler.request import COMPILE_SHARE, Request, effort_on, lay_out
 from sim.errors import ConfigError, ProfileError
 
 
@@ -44,7 +44,10 @@ def run(
     if plan_only:
         found = find(device, plan_only=True)
         effort = effort_on(found)
-        typer.echo(plan_text(lay_out(request, found, effort), found.spec.name, effort))
+        plan = lay_out(request, found, effort)
+        share = 0.0 if found.kind == "cpu" else COMPILE_SHARE
+        budget = [] if budget_s is None else budget_text(plan, effort, budget_s, share)
+        typer.echo(plan_text(plan, found.spec.name, effort, budget))
         return
     from kernels_profile.profiler.run import profile
 

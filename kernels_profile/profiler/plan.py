@@ -23,6 +23,9 @@ from sim.specs import DeviceSpec
 USABLE = 0.85
 """Share of the device's memory that a point may use."""
 
+TIERS = ("card", "coarse", "fine", "finest")
+"""Names of the tiers, in their order."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -147,8 +150,59 @@ def _notes(shards: Sequence[Shard], device: DeviceSpec, dtypes: Sequence[str]) -
             yield f"{shard.model.name}: expert blocks are in {dtypes[0]} only"
 
 
-def plan_text(plan: Plan, device: str, effort: Effort) -> str:
-    """A plan as text: points of each table by tier, and what they are expected to take."""
+def within(points: Iterable[Point], effort: Effort, budget_s: float) -> list[Point]:
+    """The points that are measured in so many seconds: those that would end too late are skipped.
+
+    Args:
+        points: In order of value.
+        effort: For the expected times.
+        budget_s: Seconds for measuring, compilation not counted.
+    """
+    begun_s, kept = 0.0, []
+    for point in points:
+        expected_s = effort.point_s(point)
+        if begun_s + expected_s <= budget_s:
+            begun_s += expected_s
+            kept.append(point)
+    return kept
+
+
+def budget_text(plan: Plan, effort: Effort, budget_s: float, compile_share: float) -> list[str]:
+    """What a budget covers, in lines.
+
+    Args:
+        plan: All that was asked for.
+        effort: For the expected times.
+        budget_s: Seconds for everything.
+        compile_share: Of them, at most this goes into compiling ahead.
+    """
+    kept = within(plan.points, effort, budget_s * (1 - compile_share))
+    most = len(within(plan.points, effort, budget_s))
+    span, why = str(most), ""
+    if compile_share:
+        span = f"{len(kept)} to {most}"
+        why = f", as compiling takes {compile_share:.0%} of it or nothing; the former"
+    lines = [f"--budget-s {budget_s:g} covers {span} of {len(plan.points)} points{why}:"]
+    counts = Counter((point.table, point.tier) for point in kept)
+    for table, (tiers, _) in plan.by_table(effort).items():
+        parts = [
+            f"{counts[table, tier]} of {number} {name}"
+            for tier, (name, number) in enumerate(zip(TIERS, tiers, strict=True))
+            if number
+        ]
+        lines.append(f"  {table}: {', '.join(parts)}")
+    return lines
+
+
+def plan_text(plan: Plan, device: str, effort: Effort, budget: Sequence[str] = ()) -> str:
+    """A plan as text: points of each table by tier, and what they are expected to take.
+
+    Args:
+        plan: It.
+        device: Name of the sheet.
+        effort: For the expected times.
+        budget: Lines about what a budget covers (`budget_text`).
+    """
     lines = [
         f"plan for {device}: estimates from the roofline, not measured",
         f"{'table':18} {'card':>5} {'coarse':>7} {'fine':>6} {'finest':>7} {'points':>7} "
@@ -162,6 +216,7 @@ def plan_text(plan: Plan, device: str, effort: Effort) -> str:
     total = plan.seconds(effort)
     lines.append(f"{'all':18} {'':28} {len(plan.points):7} {total:8.1f}")
     lines.append("start-up, compilation and the choice of configurations come on top")
+    lines += budget
     if plan.left_out:
         lines.append(f"{len(plan.left_out)} points are left out:")
         lines += [f"  {why}: {count}" for why, count in _reasons(plan)]

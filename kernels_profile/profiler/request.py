@@ -12,7 +12,7 @@ from kernels_profile.profiler.grids import FULL, TINY
 from kernels_profile.profiler.plan import Plan, make_plan
 from kernels_profile.profiler.shapes import Shard
 from kernels_profile.table import OPERATORS
-from sim.errors import ConfigError, ProfileError, nearest
+from sim.errors import ConfigError, nearest
 from sim.specs import ModelSpec, load_model, model_names
 
 TINY_MODEL = ModelSpec(
@@ -27,6 +27,9 @@ TINY_MODEL = ModelSpec(
     max_positions=512,
     note="not a model: shapes that the interpreter can walk through",
 )
+COMPILE_SHARE = 0.3
+"""Of a budget, at most this goes into compiling ahead; the rest is compiled on first use."""
+
 LARGEST_INTERPRETED = 10**6
 """Parameters of a model that the interpreter is let loose on: it is some 10^5 times slower."""
 
@@ -78,8 +81,8 @@ def lay_out(request: Request, found: Found, effort: Effort) -> Plan:
     """The plan for a request on a device.
 
     Raises:
-        ConfigError: an unknown model or type, a tensor parallelism that does not divide.
-        ProfileError: a type that the device lacks; a real model under the interpreter.
+        ConfigError: an unknown model or type, a tensor parallelism that does not divide, a type
+            that the device lacks, a real model under the interpreter.
     """
     interpreted = found.kind == "cpu"
     shards = shards_of(request, interpreted)
@@ -95,8 +98,8 @@ def shards_of(request: Request, interpreted: bool) -> list[Shard]:
     """Every model at every tensor parallelism.
 
     Raises:
-        ConfigError: none named, or an unknown one, or sizes that do not divide.
-        ProfileError: one too large for the interpreter.
+        ConfigError: none named, or an unknown one, or sizes that do not divide, or one too large
+            for the interpreter.
     """
     if not request.models:
         raise ConfigError(f"models: none named; some of {', '.join(model_names())}")
@@ -105,7 +108,7 @@ def shards_of(request: Request, interpreted: bool) -> list[Shard]:
     ]
     for model in models:
         if interpreted and model.parameters > LARGEST_INTERPRETED:
-            raise ProfileError(
+            raise ConfigError(
                 f"models: {model.name} has {model.parameters:.3g} parameters, far too many for the "
                 f"interpreter of --device cpu; use --models tiny, or a config.json of at most "
                 f"{LARGEST_INTERPRETED:.0e} parameters"
@@ -119,15 +122,14 @@ def dtypes_of(request: Request, found: Found) -> list[str]:
     """Types of the linear layers, bf16 first.
 
     Raises:
-        ConfigError: an unknown one.
-        ProfileError: fp8 on a device without.
+        ConfigError: an unknown one, or fp8 on a device without.
     """
     wanted = request.dtypes or ["bf16", *(["fp8"] if found.spec.fp8_flops else [])]
     for dtype in wanted:
         if dtype not in ("bf16", "fp8"):
             raise ConfigError(f"dtype: {dtype} is not profiled{nearest(dtype, ('bf16', 'fp8'))}")
         if dtype == "fp8" and not found.spec.fp8_flops:
-            raise ProfileError(
+            raise ConfigError(
                 f"dtype: {found.spec.name} has no fp8 tensor cores; its linear layers are "
                 "profiled in bf16 only"
             )

@@ -20,12 +20,9 @@ from kernels_profile.profiler.loop import (
 from kernels_profile.profiler.origin import this_run, write_origin
 from kernels_profile.profiler.points import Point
 from kernels_profile.profiler.progress import Progress, default_progress, span, to_stderr
-from kernels_profile.profiler.request import Request, effort_on, lay_out
+from kernels_profile.profiler.request import COMPILE_SHARE, Request, effort_on, lay_out
 from kernels_profile.profiler.store import Store, missing
 from sim.errors import ProfileError
-
-COMPILE_SHARE = 0.3
-"""Of a budget, at most this goes into compiling ahead; the rest is compiled on first use."""
 
 
 def profile(

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels_profile.profiler.points import Point, Value
 from kernels_profile.table import META, OPERATORS, append_rows, read_meta, read_table
-from sim.errors import ProfileError
+from sim.errors import ConfigError
 
 
 class Store:
@@ -23,8 +23,9 @@ class Store:
         notes: What was mended on opening it.
 
     Raises:
-        ProfileError: the folder has tables of another device, imported ones, or tables without
-            `meta.yaml`; or one of its tables cannot be read.
+        ConfigError: the folder has tables of another device, imported ones, or tables without
+            `meta.yaml`.
+        ProfileError: one of its tables cannot be read.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
@@ -55,19 +56,19 @@ class Store:
     def _refuse_others(self, device: str) -> None:
         if not (self.folder / META).is_file():
             if tables := self._tables():
-                raise ProfileError(
+                raise ConfigError(
                     f"{self.folder}: has {tables[0].name} but no {META}: whose times they are is "
                     "not known; choose another folder with --out"
                 )
             return
         meta = read_meta(self.folder)
         if meta.device != device:
-            raise ProfileError(
+            raise ConfigError(
                 f"{self.folder}: holds tables of {meta.device}, and this is {device}; "
                 "choose another folder with --out"
             )
         if meta.measured != "own":
-            raise ProfileError(
+            raise ConfigError(
                 f"{self.folder}: holds imported tables ({meta.source}); measured ones are not "
                 "mixed with them: choose another folder with --out"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,36 @@ def test_a_plan_needs_no_gpu_and_writes_nothing(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_a_plan_says_what_a_budget_covers(tmp_path: Path) -> None:
+    arguments = ("--models", "llama-3.1-8b", "--device", "h200")
+    _, whole, _ = plan(tmp_path, *arguments)
+    said = [plan(tmp_path, *arguments, "--budget-s", f"{s}")[1] for s in (5, 20, 9999)]
+    covers = [re.search(r"--budget-s \S+ covers (\d+) to (\d+) of (\d+) points", x) for x in said]
+    numbers = [[int(number) for number in found.groups()] for found in covers if found]
+    assert "covers" not in whole
+    assert numbers[0][0] < numbers[0][1] < numbers[1][1]
+    assert len(set(numbers[2])) == 1
+    coarse = re.search(r"linear: (\d+) of (\d+) coarse", said[2])
+    assert coarse is not None
+    assert coarse[1] == coarse[2]
+
+
+@pytest.mark.parametrize("command", ["run", "import"])
+def test_an_out_that_can_be_no_folder_is_bad_input(tmp_path: Path, command: str) -> None:
+    out = tmp_path / "file" / "o"
+    out.parent.write_text("")
+    source = tmp_path / "gemm_perf.csv"
+    source.write_text("gemm_dtype,m,n,k,latency\nbfloat16,1,8,8,1\n")
+    arguments = {
+        "run": ["--device", "cpu", "--models", "tiny"],
+        "import": ["--from", "aiconfigurator", str(source), "--device", "h200"],
+    }[command]
+    result = CliRunner().invoke(app, ["profile", command, *arguments, "--out", str(out)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("phasewise: --out: ")
+    assert "cannot be written" in result.stderr
+
+
 def test_lists_take_commas_and_repetition(tmp_path: Path) -> None:
     assert listed(["a,b", " c "]) == ["a", "b", "c"]
     assert listed(None) is None
@@ -56,7 +87,7 @@ def test_lists_take_commas_and_repetition(tmp_path: Path) -> None:
         (["--tensor-parallel", "two"], 2, "tensor_parallel: two is not a number of GPUs"),
         (["--tensor-parallel", "0"], 2, "tensor_parallel: 0 is not a number of GPUs"),
         (["--dtype", "fp4"], 2, "dtype: fp4 is not profiled; did you mean fp8?"),
-        (["--dtype", "fp8", "--device", "a100-sxm-80gb"], 1, "dtype: a100-sxm-80gb has no fp8"),
+        (["--dtype", "fp8", "--device", "a100-sxm-80gb"], 2, "dtype: a100-sxm-80gb has no fp8"),
         (["--tables", "liner"], 2, "tables: liner is not known; did you mean linear?"),
     ],
 )

@@ -69,7 +69,7 @@ def test_what_is_no_data_set_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, said, error = show(*arguments)
-    assert code != 0
+    assert code == 2
     assert not said
     assert message in error
     assert len(error.splitlines()) == 1
@@ -77,7 +77,7 @@ def test_what_is_no_data_set_is_one_line(
 
 def test_an_unknown_model_is_one_line(folder: Path) -> None:
     code, _, error = show(str(folder), "--model", "lama-3-8b")
-    assert code != 0
+    assert code == 2
     assert "llama-3-8b" in error
 
 
@@ -85,5 +85,5 @@ def test_a_device_without_a_data_sheet_is_named_with_its_file(folder: Path) -> N
     meta = folder / "h200" / "meta.yaml"
     meta.write_text(meta.read_text().replace("device: h200", "device: h201"))
     code, _, error = show(str(folder))
-    assert code != 0
+    assert code == 2
     assert error.startswith(f"phasewise: {meta}: device: h201 has no data sheet")

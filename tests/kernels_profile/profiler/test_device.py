@@ -165,13 +165,13 @@ def test_bad_requests_are_refused_in_a_line() -> None:
         shards_of(request(models=[]), False)
     with pytest.raises(ConfigError, match="tensor_parallel: 3 does not divide"):
         shards_of(request(tensor_parallel=[3]), False)
-    with pytest.raises(ProfileError, match="far too many for the interpreter"):
+    with pytest.raises(ConfigError, match="far too many for the interpreter"):
         shards_of(request(), True)
     with pytest.raises(ConfigError, match="tiny is no model"):
         shards_of(request(models=["tiny"]), False)
     with pytest.raises(ConfigError, match="dtype: fp4 is not profiled; did you mean fp8"):
         dtypes_of(request(dtypes=["fp4"]), found("h200"))
-    with pytest.raises(ProfileError, match="a100-sxm-80gb has no fp8 tensor cores"):
+    with pytest.raises(ConfigError, match="a100-sxm-80gb has no fp8 tensor cores"):
         dtypes_of(request(dtypes=["fp8"]), found("a100-sxm-80gb"))
     with pytest.raises(ConfigError, match="tables: liner is not known; did you mean linear"):
         lay_out(request(tables=["liner"]), found("h200"), Effort())

@@ -23,7 +23,7 @@ from kernels_profile.profiler.request import TINY_MODEL, Request, effort_on, lay
 from kernels_profile.profiler.run import profile
 from kernels_profile.profiler.shapes import Shard
 from kernels_profile.table import DataSet, find_data_sets, read_table
-from sim.errors import ProfileError
+from sim.errors import ConfigError, ProfileError
 from sim.specs import ModelSpec
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("interpreted")]
@@ -107,7 +107,7 @@ def test_a_budget_leaves_a_part_for_the_next_run(tmp_path: Path) -> None:
 
 
 def test_a_real_model_is_refused_under_the_interpreter(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="far too many for the interpreter"):
+    with pytest.raises(ConfigError, match="far too many for the interpreter"):
         profile(request(tmp_path, models=["llama-3.1-8b"]))
     assert not (tmp_path / "meta.yaml").exists()
 

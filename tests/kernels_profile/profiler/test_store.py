@@ -9,7 +9,7 @@ import pytest
 from kernels_profile.profiler.points import Point
 from kernels_profile.profiler.store import Store, missing
 from kernels_profile.table import DataSet, Meta, read_table, write_meta
-from sim.errors import ProfileError
+from sim.errors import ConfigError, ProfileError
 
 ROW = {"time_us": 12.5, "p10_us": 12.0, "p90_us": 13.0, "cv": 0.01, "repeats": 5}
 
@@ -76,19 +76,19 @@ def test_a_table_cut_off_in_its_first_line_begins_anew(folder: Path) -> None:
 
 
 def test_tables_of_another_device_are_refused(folder: Path) -> None:
-    with pytest.raises(ProfileError, match=r"holds tables of h200, and this is l40s; choose"):
+    with pytest.raises(ConfigError, match=r"holds tables of h200, and this is l40s; choose"):
         Store(folder, "l40s")
 
 
 def test_imported_tables_are_refused(tmp_path: Path) -> None:
     write_meta(tmp_path, Meta("h200", "somebody's", "imported"))
-    with pytest.raises(ProfileError, match="holds imported tables"):
+    with pytest.raises(ConfigError, match="holds imported tables"):
         Store(tmp_path, "h200")
 
 
 def test_tables_of_nobody_knows_whom_are_refused(tmp_path: Path) -> None:
     (tmp_path / "linear.csv").write_text("dtype,n,k,tokens,time_us\nbf16,1,1,1,1\n")
-    with pytest.raises(ProfileError, match=r"has linear\.csv but no meta\.yaml"):
+    with pytest.raises(ConfigError, match=r"has linear\.csv but no meta\.yaml"):
         Store(tmp_path, "h200")
 
 
