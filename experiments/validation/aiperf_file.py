@@ -39,7 +39,7 @@ def read_aiperf(path: Path) -> Raw:
         where = f"{path}: record {number}"
         metadata = _object(record, "metadata", where)
         metrics = _object(record, "metrics", where)
-        if metadata.get("benchmark_phase", "profiling") != "profiling":
+        if _is_warmup(metadata.get("benchmark_phase"), f"{where}: benchmark_phase"):
             warmup += 1
             continue
         rows.append(_row(record, metadata, metrics, where))
@@ -68,6 +68,12 @@ def _object(record: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     return found
 
 
+def _is_warmup(phase: Any, where: str) -> bool:
+    if phase not in (None, "profiling", "warmup"):
+        wrong(where, phase, "profiling or warmup")
+    return bool(phase == "warmup")
+
+
 def _since_first(starts_ns: Sequence[int | None]) -> list[float]:
     """Seconds since the first; taken off as integers, as doubles of today's date lack digits."""
     first = min((start for start in starts_ns if start is not None), default=0)
@@ -77,7 +83,10 @@ def _since_first(starts_ns: Sequence[int | None]) -> list[float]:
 def _row(
     record: Mapping[str, Any], metadata: Mapping[str, Any], metrics: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    ok = not record.get("error") and not metadata.get("was_cancelled", False)
+    cancelled = metadata.get("was_cancelled")
+    if cancelled not in (None, True, False):
+        wrong(f"{where}: was_cancelled", cancelled, "true or false")
+    ok = not record.get("error") and not cancelled
     return {
         "start_ns": _start_ns(metadata.get("request_start_ns"), f"{where}: request_start_ns"),
         "prompt_tokens": _length(metrics, "input_sequence_length", ok, where),

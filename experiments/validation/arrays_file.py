@@ -145,14 +145,15 @@ def _starts(values: Sequence[Any], ok: Sequence[bool], where: str) -> list[float
 
 
 _LATEST_S = 1e15
-"""Times of a clock beyond this have no milliseconds as doubles."""
+"""Times of a clock beyond this have no milliseconds as doubles; no rate is as large either."""
 
 
 # --- what the file says of the run
 
 
 def _settings(said: Mapping[str, Any], path: Path) -> dict[str, object]:
-    model = next((said[k] for k in ("model_id", "model", "server_info_model") if said.get(k)), None)
+    names = (name for name in ("model_id", "model", "server_info_model") if said.get(name))
+    model = next((text_or_none(said[name], f"{path}: {name}") for name in names), None)
     found: dict[str, object] = {
         "model": model,
         "request_rate": _rate(said.get("request_rate"), f"{path}: request_rate"),
@@ -167,9 +168,9 @@ def _rate(value: Any, where: str) -> float | None:
     """Requests a second; ``inf`` is written as text, and SGLang says ``trace`` of a replay."""
     if value is None or value == "trace":
         return None
-    if value in ("inf", "Infinity"):
+    if value in ("inf", "Infinity", math.inf):
         return math.inf
-    if not is_number(value) or not value > 0:
+    if not is_number(value) or not 0 < value < _LATEST_S:
         wrong(where, value, 'a number above 0, or "inf"')
     return float(value)
 

@@ -231,6 +231,9 @@ def _arrivals(
 
 def _number(cell: str, where: str) -> float:
     try:
-        return float(cell)
+        value = float(cell)
     except ValueError:
+        value = None
+    if value is None or "_" in cell:  # which Python takes
         wrong(where, cell, "a number")
+    return value

@@ -79,7 +79,7 @@ def test_the_value_and_what_would_do_are_said(
 @pytest.mark.parametrize(
     "key", ["request_rate", "burstiness", "max_concurrency", "duration", "num_prompts", "completed"]
 )
-@pytest.mark.parametrize("value", ["fast", [1], True, NAN, -2], ids=repr)
+@pytest.mark.parametrize("value", ["fast", [1], True, NAN, -2, 10**400], ids=repr)
 def test_an_odd_setting_is_named_with_and_without_start_times(
     tmp_path: Path, key: str, value: Any
 ) -> None:
@@ -87,6 +87,11 @@ def test_an_odd_setting_is_named_with_and_without_start_times(
         text = refused(saved(tmp_path, {**said, key: value}))
         assert text.startswith(f"{key}: ")
         assert "expected" in text
+
+
+def test_a_model_that_is_no_text_is_named(tmp_path: Path) -> None:
+    text = refused(saved(tmp_path, {**VLLM, "model_id": [1]}))
+    assert text == "model_id: [1]; expected a text"
 
 
 def test_a_rate_of_zero_is_refused_and_one_replayed_is_none(tmp_path: Path) -> None:
@@ -189,6 +194,14 @@ def test_a_start_that_is_missing_is_named_by_its_record(tmp_path: Path) -> None:
     assert refused(path).startswith("record 3: request_start_ns: there is none (1 of 2")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("benchmark_phase", "abc"), ("benchmark_phase", [1]), ("was_cancelled", "n")]
+)
+def test_odd_metadata_are_named_by_their_record(tmp_path: Path, key: str, value: Any) -> None:
+    path = saved(tmp_path, aiperf(0), aiperf(1, **{key: value}))
+    assert refused(path).startswith(f"record 2: {key}: ")
+
+
 @pytest.mark.parametrize("part", ["metadata", "metrics"])
 def test_an_odd_record_is_named(tmp_path: Path, part: str) -> None:
     path = saved(tmp_path, aiperf(0), {**aiperf(1), part: [3]})
@@ -204,6 +217,7 @@ HEADS = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms"
     ("line", "said"),
     [
         ("x,10,5,20,100", "arrival_s: 'x'; expected a number"),
+        ("1_0,10,5,20,100", "arrival_s: '1_0'; expected a number"),
         ("nan,10,5,20,100", "arrival_s: nan; expected a time"),
         (",10,5,20,100", "arrival_s: there is none (1 of 2"),
         ("1e30,10,5,20,100", "arrival_s: is 1e+30 s after the first"),
