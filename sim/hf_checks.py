@@ -13,7 +13,8 @@ DEEPSEEK = {"deepseek_v2", "deepseek_v3", "kimi_k2"}
 _RECURRENT = (
     "mamba", "rwkv", "jamba", "bamba", "zamba", "recurrent_gemma", "recurrentgemma", "griffin",
     "nemotron_h", "nemotronh", "hybrid", "lfm2", "xlstm", "retnet", "hyena", "qwen3_next",
-    "qwen3next", "kimi_linear", "kimilinear", "falcon_h1", "falconh1", "plamo2", "minimax",
+    "qwen3next", "kimi_linear", "kimilinear", "falcon_h1", "falconh1", "plamo2",
+    "minimax_text", "minimaxtext", "minimax_m1", "minimaxm1",
 )  # fmt: skip
 """Parts of the names of families that have layers with a state instead of, or beside, attention."""
 
@@ -22,7 +23,6 @@ _UNLIKE = {
     "layers_block_type": "layers without attention",
     "hybrid_override_pattern": "layers without attention",
     "attn_layer_period": "layers without attention",
-    "attn_type_list": "layers without attention",
     "ssm_cfg": "layers without attention",
     "ssm_state_size": "layers without attention",
     "mamba_d_state": "layers without attention",
@@ -89,6 +89,9 @@ def _refuse_recurrent(path: Path, config: dict[str, Any], family: str) -> None:
                 f"{path}: {key}: {name}: models with layers that keep a state (recurrent, linear "
                 "or state-space) are not described; transformers whose every layer attends are"
             )
+    kinds = config.get("attn_type_list")  # of MiniMax: 1 is attention, 0 a linear one
+    if isinstance(kinds, list) and any(kind != 1 for kind in kinds):
+        raise ConfigError(f"{path}: attn_type_list: only layers of kind 1 are described")
     types = config.get("layer_types")
     for each in types if isinstance(types, list) else []:
         if each not in _LAYER_TYPES:

@@ -432,6 +432,7 @@ def test_opt_and_bloom_configs_are_read_by_their_own_keys(tmp_path):
         ({"model_type": "qwen3_next"}, "model_type: qwen3_next: models with layers that keep"),
         ({"architectures": ["MambaForCausalLM"]}, "architectures: MambaForCausalLM: models with"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention"),
+        ({"attn_type_list": [1, 0]}, "attn_type_list: only layers of kind 1 are described"),
         ({"mamba_d_state": 128}, "mamba_d_state: 128: models with layers without attention"),
         ({"torch_dtype": "bfloat61"}, r"torch_dtype: bfloat61 is not known; did you mean bfloat16"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype: float8_e4m3fn is not known"),
