@@ -108,6 +108,7 @@ def _tidy_collectives(path: Path, naming: Naming, found: dict[str, Imported]) ->
     table = read_table(path, ["node", "op", *columns, "time_us"])
     whole(table, columns, path, 1)
     positive(table, "time_us", path)
+    naming.seen.update(map(str, table.node.unique()))  # some have other collectives only
     for node, rows in table[table.op == "all_reduce"].groupby("node", sort=True):
         place = place_of(str(node), naming)
         if place is not None:

@@ -292,3 +292,10 @@ def test_semicolons_between_columns_are_said(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace(",", ";"))
     with pytest.raises(ConfigError, match="line 1: columns are separated by ';'; use commas"):
         read_profile("vidur", file.parent, Naming())
+
+
+def test_a_node_without_all_reduces_may_be_skipped(tmp_path: Path) -> None:
+    file = tidy(tmp_path / "vidur", ("a100",)) / "collectives.csv"
+    file.write_text(f"{file.read_text()}a40_pairwise_nvlink,send_recv,2,2,512,5\n")
+    [data] = read_profile("vidur", file.parent, Naming(skip=["a40_pairwise_nvlink"]))
+    assert data.device == "a100-sxm-80gb"
