@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Protocol
 
 from kernels_profile.profiler.effort import Effort
@@ -136,11 +137,9 @@ class CudaTimer:
     """
 
     def __init__(self, effort: Effort, torch: Any = None) -> None:
-        if torch is None:
-            import torch
         self.effort = effort
-        self._torch = torch
-        self._stream = torch.cuda.Stream()
+        self._torch = import_module("torch") if torch is None else torch
+        self._stream = self._torch.cuda.Stream()
 
     def time(self, work: Work, estimate_us: float) -> Timing:
         """Time of one launch inside a graph."""
