@@ -196,8 +196,6 @@ def plan_of(asked: argparse.Namespace) -> tuple[Plan, str]:
     from kernels_profile.profiler.run import use_interpreter
 
     found = find(asked.device)
-    if found.kind == "cpu":
-        use_interpreter()
     if asked.policy not in POLICIES:
         raise ProfileError(f"policy: {asked.policy} is not known{nearest(asked.policy, POLICIES)}")
     options = {"pad_prompts": False, "keep_finished_slots": False}  # the engine does not pad
@@ -220,6 +218,8 @@ def plan_of(asked: argparse.Namespace) -> tuple[Plan, str]:
         share_layers=share,
         tables=asked.tables if held else None,
     )
+    if found.kind == "cpu":
+        use_interpreter()
     return plan, found.kind
 
 

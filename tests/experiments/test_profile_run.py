@@ -49,7 +49,7 @@ def test_a_plan_says_what_a_budget_covers(tmp_path: Path) -> None:
     assert coarse[1] == coarse[2]
 
 
-@pytest.mark.parametrize("command", ["run", "import"])
+@pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.kernels), "import"])
 def test_an_out_that_can_be_no_folder_is_bad_input(tmp_path: Path, command: str) -> None:
     out = tmp_path / "file" / "o"
     out.parent.write_text("")

@@ -225,6 +225,8 @@ def test_a_missing_package_is_named_before_time_is_spent(
         session.need_packages(parsed(tmp_path, "--replay-s", "0"))
 
 
+@pytest.mark.kernels
+@pytest.mark.usefixtures("kernels")
 def test_bad_input_ends_in_one_line_before_any_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
