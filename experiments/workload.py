@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from experiments.schema import Experiment, Pool
+from experiments.schema import Sessions as SessionsConfig
 from experiments.schema import Workload as WorkloadConfig
 from sim.errors import ConfigError
 from sim.request import NEVER, Trace
 from sim.slo import NO_CLASS
 
 if TYPE_CHECKING:
+    from traces.sessions import SessionSource
     from traces.workload import ArrivalSource
 
 
@@ -32,6 +35,11 @@ class Workload:
     trace: Trace
     source: ArrivalSource
     notes: tuple[str, ...]
+
+
+def depends_on_ends(workload: WorkloadConfig) -> bool:
+    """Whether requests arrive when others end, so that only the run itself tells when."""
+    return workload.arrivals.process == "closed-loop" or workload.sessions is not None
 
 
 def trace_path(workload: WorkloadConfig, folder: Path) -> Path | None:
@@ -63,13 +71,55 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
 
     config = experiment.workload
     trace = _arriving(config, experiment.seed, folder)
+    cut: list[str] = []
+    if config.sessions is not None:
+        trace, cut = _with_turns(trace, config, config.sessions, experiment.seed)
     settled, notes = resolve(trace, config.max_tokens, config.over_long, max_model_len)
     if not len(settled):
         raise ConfigError(f"workload: {settled.source}: no request is left to run")
     settled = _with_deadlines(settled, experiment)
-    source = make_source(settled, config.arrivals.concurrency)
+    source = (
+        make_source(settled, config.arrivals.concurrency)
+        if config.sessions is None
+        else _source_of_sessions(settled, experiment, config.sessions)
+    )
     idle = _without_effect(settled, experiment)
-    return Workload(settled, source, (*settled.notes, *notes, *idle))
+    return Workload(settled, source, (*settled.notes, *cut, *notes, *idle))
+
+
+def _with_turns(
+    trace: Trace, config: WorkloadConfig, sessions: SessionsConfig, seed: int
+) -> tuple[Trace, list[str]]:
+    """Delays and whole prompts of all turns, outputs cut to `max_tokens`, and notes of the cut."""
+    from traces.sessions import sessions_of
+    from traces.turns import draw_delays, whole_prompts
+    from traces.workload import resolve
+
+    delay = sessions.delay
+    if delay.distribution != "recorded":
+        assert delay.mean_s is not None
+        trace = draw_delays(trace, delay.distribution, delay.mean_s, delay.cv, seed=seed)
+    elif trace.delay_ns is None:
+        raise ConfigError(
+            f"workload.sessions.delay: recorded: {trace.source} has no column delay_s (or _ms); "
+            "draw delays, as in {distribution: exponential, mean_s: 20}"
+        )
+    cut, notes = resolve(trace, config.max_tokens)
+    return whole_prompts(cut, sessions_of(cut), sessions.prompts), notes
+
+
+def _source_of_sessions(
+    trace: Trace, experiment: Experiment, config: SessionsConfig
+) -> SessionSource:
+    """The source, over a trace in which turns are known to share tokens."""
+    from traces.sessions import SessionSource, sessions_of
+    from traces.turns import with_block_ids
+
+    if trace.block_ids is None:
+        sizes = [pool.kv.block_tokens for pool in _pools(experiment)]
+        trace = with_block_ids(trace, sessions_of(trace), gcd(*sizes))
+    concurrency = experiment.workload.arrivals.concurrency
+    return SessionSource(trace, concurrency=concurrency, on_failed_turn=config.on_failed_turn)
 
 
 def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
@@ -106,6 +156,7 @@ def _pools(experiment: Experiment) -> list[Pool]:
 
 def _arriving(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
     from traces.arrivals import arrive
+    from traces.sessions import begin_sessions
 
     arrivals = config.arrivals
     window = arrivals.window_s
@@ -113,7 +164,7 @@ def _arriving(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
     trace = _of_preset(config, seed) if made else _of_file(config, seed, folder)
     # A preset has been drawn with its arrivals; they are its recording.
     drawn = made and arrivals.process != "closed-loop"
-    return arrive(
+    return (arrive if config.sessions is None else begin_sessions)(
         trace,
         "recorded" if drawn else arrivals.process or "recorded",
         seed=seed,

@@ -58,7 +58,7 @@ class TraceSource:
         times = trace.arrival_ns
         if len(trace) and (times[0] < 0 or bool((np.diff(times) < 0).any())):
             raise ValueError(f"{trace.source or 'trace'}: arrivals are missing or out of order")
-        _check_settled(trace)
+        check_settled(trace)
         self.trace = trace
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class ClosedLoopSource:
 
     The first `concurrency` in trace order arrive at 0; recorded times are not used. A request
     arrives its own `delay_ns` after the end that causes it (rules 52 and 72). Each request holds a
-    place of its own, whatever session it belongs to.
+    place of its own, whatever session it belongs to (see `traces.sessions` for places of sessions).
 
     Args:
         trace: In trace order, `max_tokens` settled by `resolve`.
@@ -90,7 +90,7 @@ class ClosedLoopSource:
     def __init__(self, trace: Trace, concurrency: int) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency: {concurrency}; expected at least 1")
-        _check_settled(trace)
+        check_settled(trace)
         self.trace = trace
         self.concurrency = concurrency
         self._next = min(concurrency, len(trace))
@@ -218,7 +218,12 @@ def _refuse_over_long(trace: Trace, asked: Ints, max_model_len: int) -> None:
         )
 
 
-def _check_settled(trace: Trace) -> None:
+def check_settled(trace: Trace) -> None:
+    """Refuse a trace whose `max_tokens` `resolve` has not settled.
+
+    Raises:
+        ValueError: With its name.
+    """
     if len(trace) and int(trace.max_tokens.min()) < 1:
         raise ValueError(
             f"{trace.source or 'trace'}: max_tokens is not settled; call resolve first"
