@@ -11,7 +11,7 @@ import numpy as np
 from sim.errors import TraceError, nearest
 from sim.request import NEVER, Arrival, Ints, Trace
 from traces.arrivals import arrive
-from traces.workload import arrivals, check_settled
+from traces.workload import check_settled, fields_of
 
 OnFailedTurn = Literal["skip", "continue"]
 ON_FAILED_TURN: tuple[str, ...] = get_args(OnFailedTurn)
@@ -153,6 +153,10 @@ class SessionSource:
         self.on_failed_turn = on_failed_turn
         self.sessions = sessions_of(trace)
         self._following: list[int] = self.sessions.following.tolist()
+        self._left: list[int] = self.sessions.left.tolist()
+        self._fields = fields_of(trace)
+        delays = trace.delay_ns
+        self._delays: list[int] = [0] * len(trace) if delays is None else delays.tolist()
         self._starts: list[tuple[int, int]] = self._begin_without_cause()
         self._restart()
 
@@ -187,7 +191,7 @@ class SessionSource:
 
     def on_failed(self, request_index: int, now_ns: int) -> Iterable[Arrival]:
         """As `on_end`, of a request that was rejected or has failed."""
-        left = int(self.sessions.left[request_index])
+        left = self._left[request_index]
         if self.on_failed_turn == "continue" or not left:
             return self.on_end(request_index, now_ns)
         self.skipped += left
@@ -203,12 +207,10 @@ class SessionSource:
         return (self._caused(row, now_ns),)
 
     def _caused(self, row: int, now_ns: int) -> Arrival:
-        delays = self.trace.delay_ns
-        return self._arrival(row, now_ns if delays is None else now_ns + int(delays[row]))
+        return self._arrival(row, now_ns + self._delays[row])
 
     def _arrival(self, row: int, when_ns: int) -> Arrival:
-        (arrival,) = arrivals(self.trace, np.array([when_ns], dtype=np.int64), first=row)
-        return arrival
+        return Arrival._make((when_ns, *[values[row] for values in self._fields]))
 
     def counts(self) -> dict[str, int]:
         """Sessions and turns in all, and of the last run those skipped and cut short."""

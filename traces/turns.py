@@ -174,8 +174,8 @@ def with_block_ids(trace: Trace, sessions: Sessions, block_tokens: int) -> Trace
 
 def _furthest_ahead(sessions: Sessions, reach: list[int]) -> dict[int, int]:
     """For each row, the largest `reach` of this turn and the later ones of its session."""
+    following = sessions.following.tolist()
     ahead: dict[int, int] = {}
     for row in reversed(sessions.order.tolist()):
-        following = int(sessions.following[row])
-        ahead[row] = max(reach[row], ahead.get(following, 0))
+        ahead[row] = max(reach[row], ahead.get(following[row], 0))
     return ahead

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -23,7 +23,8 @@ _CHUNK = 8192
 class ArrivalSource(Protocol):
     """What feeds arrivals to the event loop and is told of every end.
 
-    Arrivals come in order of `arrival_ns`, ties in trace order.
+    Arrivals come in order of `arrival_ns`, ties in trace order. A source with a method
+    ``on_failed`` of the form of `on_end` is told there of requests that were rejected or failed.
     """
 
     def __len__(self) -> int:
@@ -129,6 +130,19 @@ def arrivals(trace: Trace, arrival_ns: Ints, first: int = 0) -> Iterator[Arrival
             *_optional(trace, rows),
         )
         yield from map(make, zip(*fields))  # noqa: B905 - repeat() has no end
+
+
+def fields_of(trace: Trace) -> list[Sequence[Any]]:
+    """Of each field of `Arrival` after the first, the values of all rows: for rows in any order."""
+    n = len(trace)
+    every = slice(0, n)
+    needed = (trace.prompt_tokens, trace.output_tokens, trace.max_tokens)
+    fields: list[Sequence[Any]] = [*(column.tolist() for column in needed), range(n)]
+    fields.extend(
+        [next(values)] * n if isinstance(values, repeat) else list(values)
+        for values in _optional(trace, every)
+    )
+    return fields
 
 
 def resolve(

@@ -174,6 +174,19 @@ def test_weka_conversations_run_in_closed_loop(base: dict[str, Any], shared: Pat
     assert counts["turns"] == len(done.requests["index"]) + counts["skipped"] > 50
 
 
+def test_cancellations_are_said_not_to_be_simulated(base: dict[str, Any], tmp_path: Path) -> None:
+    rows = TRACE.splitlines()
+    given = [
+        rows[0] + ",cancel_after_s",
+        *(f"{row},{'9' * (i < 2)}" for i, row in enumerate(rows[1:])),
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(given))
+
+    notes = build_workload(load(base).variants[0], tmp_path, None).notes
+
+    assert any(note.startswith("cancel_after: 2 clients would give up") for note in notes)
+
+
 # --- misuse
 
 MISUSES = [

@@ -108,6 +108,33 @@ def test_a_turn_without_delay_joins_the_pass_of_the_very_instant(fast_forward: b
 
 
 @both
+def test_a_caused_arrival_stands_behind_the_traces_own_of_that_instant(fast_forward: bool) -> None:
+    rows: list[Row] = [("a", 5, 1, 0, 0), ("a", 2, 1, 0, 0), ("b", 3, 1, 0, 15)]
+    result, _ = run(rows, cluster(replicas=2), fast_forward=fast_forward)
+
+    # a0 ends at 15 on replica 0; at 15 b0 is routed first, to replica 1, then a1 to replica 0.
+    assert when(result) == {0: (0, 15), 1: (15, 27), 2: (15, 28)}
+    assert result.requests["replica"].tolist() == [0, 0, 1]
+
+
+@both
+def test_turns_caused_for_one_instant_stand_in_the_order_of_their_causes(
+    fast_forward: bool,
+) -> None:
+    rows: list[Row] = [
+        ("b", 5, 2, 0, 0),
+        ("a", 6, 1, 0, 0),
+        ("b", 2, 1, 4, 0),
+        ("a", 3, 1, 14, 0),
+    ]
+    result, _ = run(rows, cluster(replicas=2), fast_forward=fast_forward)
+
+    # b0 on replica 0: 15, 26. a0 on replica 1: 16. Both next turns come at 30; a's cause was first.
+    assert when(result) == {0: (0, 26), 1: (0, 16), 2: (30, 42), 3: (30, 43)}
+    assert result.requests["replica"].tolist() == [0, 1, 1, 0]
+
+
+@both
 def test_a_closed_loop_that_ignores_think_time_is_found_out(
     fast_forward: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
