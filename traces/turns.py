@@ -140,7 +140,8 @@ def with_block_ids(trace: Trace, sessions: Sessions, block_tokens: int) -> Trace
     """The trace with block ids that say what each turn shares with the turns before it.
 
     Ids of a turn stand for blocks of its prompt and of what it generates after it: the next turn
-    finds both. They reach as far as `max_tokens` allows, so that they do not tell the true output
+    finds both. There are more of them than the prompt has blocks, which tells them from ids of a
+    prompt alone. They reach as far as `max_tokens` allows, so that they do not tell the true output
     length; a block that the turn does not fill is never looked for. Sessions share nothing. As
     identity is by whole blocks, up to ``block_tokens - 1`` shared tokens at the end of what two
     turns share are not found.
@@ -154,7 +155,9 @@ def with_block_ids(trace: Trace, sessions: Sessions, block_tokens: int) -> Trace
         block_tokens: Tokens of one id: those of a KV block, or a divisor.
     """
     prompt, output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
-    reach = ((trace.prompt_tokens + trace.max_tokens) // block_tokens).tolist()
+    beyond = -(-trace.prompt_tokens // block_tokens) + 1
+    possible = (trace.prompt_tokens + trace.max_tokens) // block_tokens
+    reach = np.maximum(beyond, possible).tolist()
     ids: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(trace)
     ahead = _furthest_ahead(sessions, reach)
     next_id = 0
