@@ -18,7 +18,6 @@ from sim.request import NEVER, Trace
 from sim.slo import NO_CLASS
 
 if TYPE_CHECKING:
-    from traces.sessions import SessionSource
     from traces.workload import ArrivalSource
 
 
@@ -67,6 +66,7 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
         PhasewiseError: One line: what cannot be read, or does not go together.
     """
     from traces.arrivals import make_source
+    from traces.sessions import SessionSource
     from traces.workload import resolve
 
     config = experiment.workload
@@ -78,11 +78,16 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
     if not len(settled):
         raise ConfigError(f"workload: {settled.source}: no request is left to run")
     settled = _with_deadlines(settled, experiment)
-    source = (
-        make_source(settled, config.arrivals.concurrency)
-        if config.sessions is None
-        else _source_of_sessions(settled, experiment, config.sessions)
-    )
+    source: ArrivalSource
+    if config.sessions is None:
+        source = make_source(settled, config.arrivals.concurrency)
+    else:
+        settled = _with_shared_tokens(settled, experiment)
+        source = SessionSource(
+            settled,
+            concurrency=config.arrivals.concurrency,
+            on_failed_turn=config.sessions.on_failed_turn,
+        )
     idle = _without_effect(settled, experiment)
     return Workload(settled, source, (*settled.notes, *cut, *notes, *idle))
 
@@ -108,18 +113,15 @@ def _with_turns(
     return whole_prompts(cut, sessions_of(cut), sessions.prompts), notes
 
 
-def _source_of_sessions(
-    trace: Trace, experiment: Experiment, config: SessionsConfig
-) -> SessionSource:
-    """The source, over a trace in which turns are known to share tokens."""
-    from traces.sessions import SessionSource, sessions_of
+def _with_shared_tokens(trace: Trace, experiment: Experiment) -> Trace:
+    """The trace with block ids that say what turns share, its own if it has some."""
+    from traces.sessions import sessions_of
     from traces.turns import with_block_ids
 
-    if trace.block_ids is None:
-        sizes = [pool.kv.block_tokens for pool in _pools(experiment)]
-        trace = with_block_ids(trace, sessions_of(trace), gcd(*sizes))
-    concurrency = experiment.workload.arrivals.concurrency
-    return SessionSource(trace, concurrency=concurrency, on_failed_turn=config.on_failed_turn)
+    if trace.block_ids is not None:
+        return trace
+    sizes = [pool.kv.block_tokens for pool in _pools(experiment)]
+    return with_block_ids(trace, sessions_of(trace), gcd(*sizes))
 
 
 def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:

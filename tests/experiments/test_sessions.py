@@ -123,7 +123,8 @@ def test_turns_are_known_to_share_what_was_said_before(base: dict[str, Any]) -> 
     built = build_workload(plan.variants[0], plan.folder, None)
 
     assert isinstance(built.source, SessionSource)
-    trace = built.source.trace
+    trace = built.trace
+    assert built.source.trace is trace
     assert trace.block_ids is not None
     assert trace.block_ids_tokens == 8
     first, later, other = (trace.block_ids[row].tolist() for row in (0, 2, 1))
