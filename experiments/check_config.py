@@ -44,6 +44,7 @@ def check(experiment: Experiment, where: Where, folder: Path) -> None:
     """
     _check_source(experiment.workload, where, folder)
     _check_arrivals(experiment.workload, where)
+    _check_sessions(experiment.workload, where)
     if experiment.decode_router is not None and experiment.pools.decode is None:
         raise ConfigError(f"{where('decode_router')}: there is no decode pool; try router")
     cluster.build(experiment, folder, where)
@@ -118,6 +119,39 @@ def _check_arrivals(workload: Workload, where: Where) -> None:
     if window is not None and not round(window[0] * 1e9) < round(window[1] * 1e9):
         place = where("workload", "arrivals", "window_s")
         raise ConfigError(f"{place}: {shown(window)}: expected [from, to] with 0 <= from < to")
+
+
+_OF_DELAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mean_s": ("constant", "exponential", "gamma", "lognormal"),
+        "cv": ("gamma", "lognormal"),
+    }
+)
+"""Keys of `delay`, and the distributions that need them; others have no use for them."""
+
+
+def _check_sessions(workload: Workload, where: Where) -> None:
+    if workload.sessions is None:
+        return
+    if workload.preset is not None:
+        raise ConfigError(
+            f"{where('workload', 'sessions')}: belongs to a trace with a session column; the "
+            f"requests of preset {workload.preset} have no sessions"
+        )
+    delay = workload.sessions.delay
+    for key, distributions in _OF_DELAYS.items():
+        place = where("workload", "sessions", "delay", key)
+        given, belongs = getattr(delay, key), delay.distribution in distributions
+        if belongs and given is None:
+            raise ConfigError(f"{place}: is required by distribution {delay.distribution}")
+        if not belongs and given is not None:
+            choices = " or ".join(distributions)
+            raise ConfigError(
+                f"{place}: belongs to distribution {choices}, not to {delay.distribution}"
+            )
+    if delay.mean_s == 0 and delay.distribution != "constant":
+        place = where("workload", "sessions", "delay", "mean_s")
+        raise ConfigError(f"{place}: 0: expected above 0; no delay at all is constant, mean_s 0")
 
 
 def _check_transfers(experiment: Experiment, where: Where) -> None:

@@ -225,7 +225,8 @@ def _variant(top: Mapping[str, Any]) -> Schema:
 
 def _allow_presets(definitions: Schema) -> None:
     """Words that stand for a mapping with one key."""
-    for name, key in (("Precision", "weights"), ("Arrivals", "process")):
+    chosen = (("Precision", "weights"), ("Arrivals", "process"), ("Delay", "distribution"))
+    for name, key in chosen:
         full = definitions[name]
         words = copy.deepcopy(full["properties"][key])
         definitions[name] = {"anyOf": [full, words], "description": full.get("description", "")}

@@ -25,6 +25,7 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
         "step_time": "model",
         "precision": "weights",
         "arrivals": "process",
+        "delay": "distribution",
     }
 )
 """Mappings that may be written as a word alone, and the key that the word stands for."""
@@ -66,6 +67,8 @@ def write_out(layer: Layer, where: str) -> Layer:
         full["workload"] = _words(workload)
         if isinstance(workload.get("preset"), str):
             full["workload"]["preset"] = canonical(workload["preset"])
+        if isinstance(workload.get("sessions"), dict):
+            full["workload"]["sessions"] = _words(workload["sessions"])
     full = _pool(full, where)
     pools = full.get("pools")
     if isinstance(pools, dict):

@@ -97,7 +97,35 @@ class Arrivals(Strict):
     spread_ticks: bool = False
     """Spread requests recorded on coarse ticks evenly (drawn uniformly) over their tick."""
     concurrency: Count | None = None
-    """Requests in the system at any time, for ``closed-loop``."""
+    """Requests in the system at any time, for ``closed-loop``; with `sessions`, sessions."""
+
+
+class Delay(Strict):
+    """What passes between the end of a turn and the next: thinking, typing, a tool at work."""
+
+    distribution: Literal["recorded", "constant", "exponential", "gamma", "lognormal"] = "recorded"
+    """``recorded``: the trace's column delay, empty fields being 0. Others are drawn, in trace
+    order."""
+    mean_s: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Mean of a drawn delay, seconds."""
+    cv: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    """Coefficient of variation, for ``gamma`` and ``lognormal``."""
+
+
+class Sessions(Strict):
+    """Turns of a session follow each other in closed loop: the next one arrives when the one before
+    has ended and its delay is over. `arrivals` says when sessions begin, whatever its process; its
+    rates, bursts, window, limit and concurrency count sessions."""
+
+    delay: Delay = Delay()
+    """Between the end of a turn and the next: ``recorded``, or such as {distribution: lognormal,
+    mean_s: 20, cv: 1}."""
+    on_failed_turn: Literal["skip", "continue"] = "skip"
+    """After a turn that was rejected or has failed: ``skip`` the rest of its session, which is
+    counted, or ``continue`` with it."""
+    prompts: Literal["whole", "incremental"] | None = None
+    """What a row's prompt tokens are: the ``whole`` prompt, or ``incremental``, only what is new
+    since the turn before. Default: told from the rows, and refused where that leaves it open."""
 
 
 class Workload(Strict):
@@ -114,6 +142,9 @@ class Workload(Strict):
     requests: Count | None = None
     """Requests to make from a preset."""
     arrivals: Arrivals = Arrivals()
+    sessions: Sessions | None = None
+    """Let the turns of a session follow each other; ``{}`` for the defaults. Without this key every
+    request arrives by itself, whatever session it belongs to."""
     max_tokens: Count | None = None
     """Most output tokens a client asks for where the trace does not say; what policies see.
     Default: the true output length, with a note that reservations were clairvoyant."""

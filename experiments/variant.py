@@ -20,7 +20,7 @@ from experiments.schema import Experiment
 from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
-from experiments.workload import Workload, build_workload, trace_path
+from experiments.workload import Workload, build_workload, depends_on_ends, trace_path
 from sim.event_loop import simulate
 from sim.records import Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
@@ -143,6 +143,7 @@ def run_variant(
     notes = [*experiment.notes, *workload.notes, *built.notes, *beyond_tables(result.replicas)]
     notes += pipeline.bubbles(result)
     bundle = _bundle(experiment, folder, workload, result, windows)
+    notes += _of_sessions(workload, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
     bundle.wallclock = {
@@ -198,13 +199,24 @@ def window_of(experiment: Experiment, workload: Workload) -> Windows:
     """The measured part of a run; refused now, and not after the simulation, if it is empty.
 
     Raises:
-        ConfigError: Warm-up and drain leave nothing to measure. Under ``closed-loop`` only the run
-            itself tells.
+        ConfigError: Warm-up and drain leave nothing to measure. Where ends cause arrivals only the
+            run itself tells.
     """
     windows = Windows(experiment.warm_up_s, experiment.drain_s)
-    if experiment.workload.arrivals.process != "closed-loop":
+    if not depends_on_ends(experiment.workload):
         windows.bounds_ns(workload.trace.arrival_ns)
     return windows
+
+
+def _of_sessions(workload: Workload, summary: dict[str, Any]) -> list[str]:
+    """Add what came of the sessions to the summary; turns that never arrived, as a sentence."""
+    from traces.sessions import SessionSource
+
+    if not isinstance(workload.source, SessionSource):
+        return []
+    summary["sessions"] = workload.source.counts()
+    note = workload.source.note()
+    return [] if note is None else [note]
 
 
 def _with_total(progress: Progress | None, total: int) -> Callable[[int, int], None] | None:
@@ -228,7 +240,7 @@ def _steps_file(
 def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Record:
     points = experiment.record.series_points
     span_ns = int(trace.arrival_ns[-1]) if len(trace) else 0
-    if span_ns <= 0 or experiment.workload.arrivals.process == "closed-loop":
+    if span_ns <= 0 or depends_on_ends(experiment.workload):
         # The arrivals span no time, or nobody knows how much: sample at a fixed interval.
         span_ns = round(points * _SAMPLE_S_WITHOUT_SPAN * 1e9)
     return Record(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from experiments.schema import Experiment, Pool
+from experiments.schema import Sessions as SessionsConfig
 from experiments.schema import Workload as WorkloadConfig
 from sim.errors import ConfigError
 from sim.request import NEVER, Trace
@@ -32,6 +34,11 @@ class Workload:
     trace: Trace
     source: ArrivalSource
     notes: tuple[str, ...]
+
+
+def depends_on_ends(workload: WorkloadConfig) -> bool:
+    """Whether requests arrive when others end, so that only the run itself tells when."""
+    return workload.arrivals.process == "closed-loop" or workload.sessions is not None
 
 
 def trace_path(workload: WorkloadConfig, folder: Path) -> Path | None:
@@ -59,17 +66,62 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
         PhasewiseError: One line: what cannot be read, or does not go together.
     """
     from traces.arrivals import make_source
+    from traces.sessions import SessionSource
     from traces.workload import resolve
 
     config = experiment.workload
     trace = _arriving(config, experiment.seed, folder)
+    cut: list[str] = []
+    if config.sessions is not None:
+        trace, cut = _with_turns(trace, config, config.sessions, experiment.seed)
     settled, notes = resolve(trace, config.max_tokens, config.over_long, max_model_len)
     if not len(settled):
         raise ConfigError(f"workload: {settled.source}: no request is left to run")
     settled = _with_deadlines(settled, experiment)
-    source = make_source(settled, config.arrivals.concurrency)
+    source: ArrivalSource
+    if config.sessions is None:
+        source = make_source(settled, config.arrivals.concurrency)
+    else:
+        settled = _with_shared_tokens(settled, experiment)
+        source = SessionSource(
+            settled,
+            concurrency=config.arrivals.concurrency,
+            on_failed_turn=config.sessions.on_failed_turn,
+        )
     idle = _without_effect(settled, experiment)
-    return Workload(settled, source, (*settled.notes, *notes, *idle))
+    return Workload(settled, source, (*settled.notes, *cut, *notes, *idle))
+
+
+def _with_turns(
+    trace: Trace, config: WorkloadConfig, sessions: SessionsConfig, seed: int
+) -> tuple[Trace, list[str]]:
+    """Delays and whole prompts of all turns, outputs cut to `max_tokens`, and notes of the cut."""
+    from traces.sessions import sessions_of
+    from traces.turns import draw_delays, whole_prompts
+    from traces.workload import resolve
+
+    delay = sessions.delay
+    if delay.distribution != "recorded":
+        assert delay.mean_s is not None
+        trace = draw_delays(trace, delay.distribution, delay.mean_s, delay.cv, seed=seed)
+    elif trace.delay_ns is None:
+        raise ConfigError(
+            f"workload.sessions.delay: recorded: {trace.source} has no column delay_s (or _ms); "
+            "draw delays, as in {distribution: exponential, mean_s: 20}"
+        )
+    cut, notes = resolve(trace, config.max_tokens)
+    return whole_prompts(cut, sessions_of(cut), sessions.prompts), notes
+
+
+def _with_shared_tokens(trace: Trace, experiment: Experiment) -> Trace:
+    """The trace with block ids that say what turns share, its own if it has some."""
+    from traces.sessions import sessions_of
+    from traces.turns import with_block_ids
+
+    if trace.block_ids is not None:
+        return trace
+    sizes = [pool.kv.block_tokens for pool in _pools(experiment)]
+    return with_block_ids(trace, sessions_of(trace), gcd(*sizes))
 
 
 def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
@@ -82,6 +134,11 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
         for name in experiment.slo.classes
         if name not in classes
     ]
+    if trace.cancel_after_ns is not None and (impatient := int((trace.cancel_after_ns >= 0).sum())):
+        notes.append(
+            f"cancel_after: {impatient:,} clients would give up; cancellations are not simulated, "
+            "and their requests run to the end."
+        )
     orders = {pool.order["name"] for pool in _pools(experiment)}
     if "priority" in orders and (trace.priority is None or len(set(trace.priority.tolist())) < 2):
         notes.append(
@@ -106,6 +163,7 @@ def _pools(experiment: Experiment) -> list[Pool]:
 
 def _arriving(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
     from traces.arrivals import arrive
+    from traces.sessions import begin_sessions
 
     arrivals = config.arrivals
     window = arrivals.window_s
@@ -113,7 +171,7 @@ def _arriving(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
     trace = _of_preset(config, seed) if made else _of_file(config, seed, folder)
     # A preset has been drawn with its arrivals; they are its recording.
     drawn = made and arrivals.process != "closed-loop"
-    return arrive(
+    return (arrive if config.sessions is None else begin_sessions)(
         trace,
         "recorded" if drawn else arrivals.process or "recorded",
         seed=seed,

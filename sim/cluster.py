@@ -18,6 +18,7 @@ from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
 from sim.records import (
     ENDED,
+    FAILED,
     FINISHED,
     HANDED_OVER,
     LOADED,
@@ -217,6 +218,7 @@ class LiveCluster:
         fast_forward: bool = True,
         check: bool = False,
         on_end: Callable[[int, int], Iterable[Arrival]] | None = None,
+        on_failed: Callable[[int, int], Iterable[Arrival]] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.env = env
@@ -226,6 +228,7 @@ class LiveCluster:
         self.arrived = self.ended = 0
         self._recorder = recorder
         self._on_end = on_end
+        self._on_failed = on_failed
         self._progress = progress
         self._pulls: dict[Replica, deque[_Pull]] = {}
         self._hand_overs: list[_Pull] = []
@@ -356,9 +359,10 @@ class LiveCluster:
         if self._recorder.record.events:
             self._recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
         self._recorder.outcome(life, state, reason, now_ns, life.delivered)
-        if self._on_end is None:
+        tell = self._on_failed if state in (REJECTED, FAILED) else self._on_end
+        if tell is None:
             return
-        for arrival in self._on_end(life.arrival.index, now_ns):
+        for arrival in tell(life.arrival.index, now_ns):
             caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
 

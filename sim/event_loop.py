@@ -46,7 +46,9 @@ class ArrivalSource(Protocol):
     def on_end(self, request_index: int, now_ns: int) -> Iterable[Arrival]:
         """A request has ended, whatever its state; returns the arrivals that this causes.
 
-        An arrival at `now_ns` joins the arrivals of that very instant (rule 52).
+        An arrival at `now_ns` joins the arrivals of that very instant (rule 52). A source that also
+        has a method ``on_failed`` of the same form is told there, and not here, of a request that
+        was rejected or has failed.
         """
         ...
 
@@ -94,6 +96,7 @@ def simulate(
         fast_forward=fast_forward,
         check=check,
         on_end=on_end,
+        on_failed=getattr(source, "on_failed", on_end),
         progress=progress,
     )
     arrivals = iter(source.arrivals() if isinstance(source, Trace) else source)

@@ -79,6 +79,7 @@ class Trace:
         block_ids_tokens: tokens per block id.
         delay_ns: int64, delay after the end of the causing request (closed loop, sessions).
         cancel_after_ns: int64 from arrival, -1 for never.
+        prompts_are_whole: the prompt of each turn is known to hold all that was said before.
         source: what it was read from, for messages and summaries.
         notes: what was odd in the source and what was done about it, one sentence each.
     """
@@ -98,6 +99,7 @@ class Trace:
     block_ids_tokens: int | None = None
     delay_ns: Ints | None = None
     cancel_after_ns: Ints | None = None
+    prompts_are_whole: bool = False
     source: str = ""
     notes: list[str] = field(default_factory=list)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sim.errors import TraceError, nearest
 from sim.request import Trace
-from traces import azure, burstgpt, mooncake, servegen, table, vidur_lengths, weka
+from traces import aiperf, azure, burstgpt, mooncake, servegen, table, vidur_lengths, weka
 from traces.rows import first_document, first_line, fold, sniff_delimiter
 from traces.source import Source, read_source
 
@@ -24,6 +24,7 @@ class Loader:
         about: One line for listings.
         fields: Names that a column map may rename.
         synthetic: The file holds distributions; requests are drawn from them.
+        json_only: Never a CSV file, whatever its columns are called.
     """
 
     load: Callable[..., Trace]
@@ -31,6 +32,7 @@ class Loader:
     about: str
     fields: tuple[str, ...] = ()
     synthetic: bool = False
+    json_only: bool = False
 
 
 def _never(names: frozenset[str]) -> bool:
@@ -42,6 +44,10 @@ LOADERS: dict[str, Loader] = {
     "azure": Loader(
         azure.load, azure.recognise, "Azure LLM inference 2023 and 2024 (CSV)",
         tuple(azure.COLUMNS),
+    ),
+    "aiperf": Loader(
+        aiperf.load, aiperf.recognise, "AIPerf and Dynamo sessions (JSON lines, new tokens)",
+        tuple(aiperf.COLUMNS), json_only=True,
     ),
     "mooncake": Loader(
         mooncake.load, mooncake.recognise, "Mooncake (JSON lines, block ids of 512 tokens)",
@@ -73,7 +79,6 @@ LOADERS: dict[str, Loader] = {
 
 _LATER = {
     "Bailian": frozenset({"chatid", "parentchatid"}),
-    "AIPerf or Dynamo": frozenset({"sessionid", "inputlength", "hashids"}),
 }
 """Formats that would be misread as plain tables."""
 
@@ -132,7 +137,12 @@ def recognise(source: Source, columns: Mapping[str, str] | None = None) -> str:
                 f"{source.name}: rows of {later}, a format not read yet; expected one of"
                 f" {', '.join(LOADERS)}, or a column map"
             )
-    found = next((name for name, loader in LOADERS.items() if loader.recognise(names)), plain)
+    fitting = (
+        name
+        for name, loader in LOADERS.items()
+        if loader.recognise(names) and not (loader.json_only and plain == "csv")
+    )
+    found = next(fitting, plain)
     return plain if columns and not set(columns) <= set(LOADERS[found].fields) else found
 
 

@@ -76,7 +76,7 @@ def load(source: Source, renamed: dict[str, str]) -> Trace:
         first_id = 1 + max((int(ids[-1]) for ids in flat.ids if len(ids)), default=first_id)
     source.notes.append(
         "The starts of conversations are not recorded: all begin at 0"
-        + (f"; {agents} sub-agents are sessions of their own." if agents else ".")
+        + (f"; {agents} sub-agents are sessions that no parent waits for." if agents else ".")
     )
     return assemble(source, _trace(flat, block_tokens))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -23,7 +23,8 @@ _CHUNK = 8192
 class ArrivalSource(Protocol):
     """What feeds arrivals to the event loop and is told of every end.
 
-    Arrivals come in order of `arrival_ns`, ties in trace order.
+    Arrivals come in order of `arrival_ns`, ties in trace order. A source with a method
+    ``on_failed`` of the form of `on_end` is told there of requests that were rejected or failed.
     """
 
     def __len__(self) -> int:
@@ -58,7 +59,7 @@ class TraceSource:
         times = trace.arrival_ns
         if len(trace) and (times[0] < 0 or bool((np.diff(times) < 0).any())):
             raise ValueError(f"{trace.source or 'trace'}: arrivals are missing or out of order")
-        _check_settled(trace)
+        check_settled(trace)
         self.trace = trace
 
     def __len__(self) -> int:
@@ -77,7 +78,7 @@ class ClosedLoopSource:
 
     The first `concurrency` in trace order arrive at 0; recorded times are not used. A request
     arrives its own `delay_ns` after the end that causes it (rules 52 and 72). Each request holds a
-    place of its own, whatever session it belongs to.
+    place of its own, whatever session it belongs to (see `traces.sessions` for places of sessions).
 
     Args:
         trace: In trace order, `max_tokens` settled by `resolve`.
@@ -90,7 +91,7 @@ class ClosedLoopSource:
     def __init__(self, trace: Trace, concurrency: int) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency: {concurrency}; expected at least 1")
-        _check_settled(trace)
+        check_settled(trace)
         self.trace = trace
         self.concurrency = concurrency
         self._next = min(concurrency, len(trace))
@@ -129,6 +130,19 @@ def arrivals(trace: Trace, arrival_ns: Ints, first: int = 0) -> Iterator[Arrival
             *_optional(trace, rows),
         )
         yield from map(make, zip(*fields))  # noqa: B905 - repeat() has no end
+
+
+def fields_of(trace: Trace) -> list[Sequence[Any]]:
+    """Of each field of `Arrival` after the first, the values of all rows: for rows in any order."""
+    n = len(trace)
+    every = slice(0, n)
+    needed = (trace.prompt_tokens, trace.output_tokens, trace.max_tokens)
+    fields: list[Sequence[Any]] = [*(column.tolist() for column in needed), range(n)]
+    fields.extend(
+        [next(values)] * n if isinstance(values, repeat) else list(values)
+        for values in _optional(trace, every)
+    )
+    return fields
 
 
 def resolve(
@@ -218,7 +232,12 @@ def _refuse_over_long(trace: Trace, asked: Ints, max_model_len: int) -> None:
         )
 
 
-def _check_settled(trace: Trace) -> None:
+def check_settled(trace: Trace) -> None:
+    """Refuse a trace whose `max_tokens` `resolve` has not settled.
+
+    Raises:
+        ValueError: With its name.
+    """
     if len(trace) and int(trace.max_tokens.min()) < 1:
         raise ValueError(
             f"{trace.source or 'trace'}: max_tokens is not settled; call resolve first"

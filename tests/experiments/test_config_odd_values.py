@@ -17,7 +17,16 @@ from experiments import parts
 from experiments.config import load
 from experiments.layers import unfold
 from experiments.options import names
-from experiments.schema import SLO, Arrivals, Experiment, Pool, Transfer, Workload
+from experiments.schema import (
+    SLO,
+    Arrivals,
+    Delay,
+    Experiment,
+    Pool,
+    Sessions,
+    Transfer,
+    Workload,
+)
 from kernels_profile.host import HostOverhead
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.errors import PhasewiseError
@@ -77,6 +86,9 @@ PLACES: list[tuple[str, dict[str, Any]]] = [
     *((f"pools.decode.{key}", DISAGGREGATED) for key in keys_of(Pool)),
     *((f"slo.classes.chat.{key}", {}) for key in SLO.model_fields if key != "classes"),
     *((f"workload.{key}", {}) for key in Workload.model_fields),
+    *((f"workload.sessions.{key}", {}) for key in Sessions.model_fields),
+    *((f"workload.sessions.delay.{key}", {"workload": {"sessions": {"delay": word}}})
+      for key in Delay.model_fields for word in ("recorded", "gamma")),
     *(("compare", {}), ("grid", {}), ("grid.seed", {}), ("engine", {}), ("max_num_seqs", {})),
     *registered(),
 ]  # fmt: skip

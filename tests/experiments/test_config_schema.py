@@ -162,6 +162,7 @@ def test_options_have_their_types_bounds_and_meaning(schema: dict[str, Any]) -> 
         {"kv": {"gpu_memory_utilization": 1.2}},
         {"replicas": 0},
         {"seed": -1},
+        {"workload": {"trace": "t.csv", "sessions": {"delay": "gama"}}},
     ],
 )
 def test_it_refuses_what_the_loader_refuses(schema: dict[str, Any], wrong: dict[str, Any]) -> None:
@@ -200,6 +201,14 @@ def test_it_takes_the_hosts_that_the_loader_takes(
         loads = False
 
     assert accepts(schema, config, schema) == loads
+
+
+@pytest.mark.parametrize("delay", ["recorded", {"distribution": "gamma", "mean_s": 3, "cv": 2}])
+def test_it_accepts_a_delay_as_a_word_or_written_out(schema: dict[str, Any], delay: Any) -> None:
+    config = strict_yaml.read(shipped()["quickstart"])
+    workload = {"trace": "t.csv", "sessions": {"delay": delay, "on_failed_turn": "continue"}}
+
+    assert accepts(schema, {**config, "workload": workload}, schema)
 
 
 def test_it_has_every_name_and_option(schema: dict[str, Any]) -> None:

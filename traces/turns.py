@@ -1,0 +1,184 @@
+"""Turns of sessions: the delay before each, its whole prompt, and which tokens it has seen before.
+
+A turn's prompt begins with the tokens of the turn before, prompt then output, cut to the length of
+the prompt, and goes on with new ones (rule 40).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from sim.errors import TraceError, nearest
+from sim.request import Ints, Trace
+from traces.chance import generator
+from traces.sessions import Sessions
+from traces.values import MAX_COUNT
+
+Prompts = Literal["whole", "incremental"]
+PROMPTS: tuple[str, ...] = get_args(Prompts)
+Distribution = Literal["constant", "exponential", "gamma", "lognormal"]
+DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
+
+_LONGEST_DELAY_S = 1e7
+"""116 days; a longer one is a slip, and sums of many still fit 64-bit integers."""
+
+
+def draw_delays(
+    trace: Trace, distribution: str, mean_s: float, cv: float | None = None, *, seed: int = 0
+) -> Trace:
+    """The trace with a drawn `delay_ns` for each request, in trace order.
+
+    Args:
+        trace: It is not changed.
+        distribution: ``constant``, ``exponential``, ``gamma`` or ``lognormal``.
+        mean_s: Mean, seconds; above 0 unless ``constant``.
+        cv: Coefficient of variation, above 0, of ``gamma`` and ``lognormal``.
+        seed: Of the experiment; draws come from its generator ``delays``.
+
+    Raises:
+        ValueError: An argument out of bounds, or no such distribution.
+        TraceError: A drawn delay is beyond belief.
+    """
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(f"delay: {distribution!r}{nearest(distribution, DISTRIBUTIONS)}")
+    if not 0 <= mean_s <= _LONGEST_DELAY_S or (mean_s == 0 and distribution != "constant"):
+        raise ValueError(f"delay: mean_s {mean_s}; expected above 0, or 0 of constant")
+    if distribution in ("gamma", "lognormal") and not (cv is not None and cv > 0):
+        raise ValueError(f"delay: cv {cv}; expected above 0 for {distribution}")
+    n, rng = len(trace), generator(seed, "delays")
+    if distribution == "constant":
+        delays_s = np.ones(n)
+    elif distribution == "exponential":
+        delays_s = rng.standard_exponential(n)
+    elif distribution == "gamma":
+        assert cv is not None
+        delays_s = rng.standard_gamma(1 / cv**2, n) * cv**2
+    else:
+        assert cv is not None
+        variance = math.log1p(cv**2)
+        delays_s = np.exp(rng.standard_normal(n) * math.sqrt(variance) - variance / 2)
+    delays_s = delays_s * mean_s  # drawn at mean 1, so that another mean scales the same pattern
+    if n and delays_s.max() > _LONGEST_DELAY_S:
+        raise TraceError(
+            f"sessions: a delay of {delays_s.max():.3g} s was drawn; expected at most"
+            f" {_LONGEST_DELAY_S:.3g} s: give a lower mean_s or cv"
+        )
+    shape = "" if cv is None else f", CV {cv:g}"
+    note = f"Sessions: delays before turns are drawn, {distribution}, mean {mean_s:g} s{shape}."
+    delay_ns = np.rint(delays_s * 1e9).astype(np.int64)
+    return replace(trace, delay_ns=delay_ns, notes=[*trace.notes, note])
+
+
+def whole_prompts(trace: Trace, sessions: Sessions, prompts: str | None = None) -> Trace:
+    """The trace with the whole prompt of each turn in `prompt_tokens`.
+
+    Args:
+        trace: Its outputs cut to what was asked for (`traces.workload.resolve`).
+        sessions: Of the trace.
+        prompts: ``whole`` if the rows hold whole prompts, ``incremental`` if only what is new since
+            the turn before; None to tell from the rows: they are whole if block ids stand for them
+            (or the format says so), or if each is long enough for the turn before and its output.
+
+    Raises:
+        TraceError: It cannot be told, block ids stand for whole prompts said to be incremental, or
+            a prompt adds up to more than any context window.
+    """
+    if trace.block_ids is not None or trace.prompts_are_whole:
+        if prompts == "incremental":
+            why = "block ids stand for them from the start"
+            if trace.prompts_are_whole:
+                why = "what was said before has been added on reading"
+            raise TraceError(
+                f"{trace.source}: sessions: prompts: incremental, but they are whole: {why};"
+                " leave prompts out"
+            )
+        return trace
+    if prompts is None:
+        _tell_apart(trace, sessions)
+        note = "Sessions: each prompt can hold the turn before; rows were taken as whole prompts."
+        return replace(trace, notes=[*trace.notes, note])
+    return trace if prompts == "whole" else _added_up(trace, sessions)
+
+
+def _tell_apart(trace: Trace, sessions: Sessions) -> None:
+    before, later = sessions.before, sessions.later
+    held = trace.prompt_tokens[before] + trace.output_tokens[before]
+    short = trace.prompt_tokens[later] < held
+    if short.any():
+        at = int(later[np.argmax(short)])
+        raise TraceError(
+            f"{trace.source}:{trace.row[at]}: sessions: {int(short.sum()):,} of {len(later):,}"
+            " later turns have prompts shorter than the turn before and its output, so they may"
+            " be new tokens only; set workload.sessions.prompts to whole or incremental"
+        )
+
+
+def _added_up(trace: Trace, sessions: Sessions) -> Trace:
+    """Prompts of new tokens, with all that was said before in front of them."""
+    prompt, output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
+    before, later = sessions.before, sessions.later
+    for earlier, row in zip(before.tolist(), later.tolist(), strict=True):
+        prompt[row] += prompt[earlier] + output[earlier]
+        if prompt[row] > MAX_COUNT:
+            raise TraceError(
+                f"{trace.source}:{trace.row[row]}: sessions: prompts add up to {prompt[row]:,}"
+                f" tokens; expected at most {MAX_COUNT:,}: are they whole prompts?"
+            )
+    note = (
+        f"Sessions: prompts are incremental; to {len(later):,} of {len(trace):,} the turns before"
+        " were added, prompts and outputs."
+    )
+    whole = np.array(prompt, dtype=np.int64)
+    return replace(trace, prompt_tokens=whole, notes=[*trace.notes, note])
+
+
+def with_block_ids(trace: Trace, sessions: Sessions, block_tokens: int) -> Trace:
+    """The trace with block ids that say what each turn shares with the turns before it.
+
+    Ids of a turn stand for blocks of its prompt and of what it generates after it: the next turn
+    finds both. There are more of them than the prompt has blocks, which tells them from ids of a
+    prompt alone. They reach as far as `max_tokens` allows, so that they do not tell the true output
+    length; a block that the turn does not fill is never looked for. Sessions share nothing. As
+    identity is by whole blocks, up to ``block_tokens - 1`` shared tokens at the end of what two
+    turns share are not found.
+
+    Turns that only add to the ones before take parts of one array of their session, so that memory
+    follows contexts, not the sum of all prompts; a turn that cuts them starts another.
+
+    Args:
+        trace: Prompts whole, `max_tokens` settled; without block ids of its own.
+        sessions: Of the trace.
+        block_tokens: Tokens of one id: those of a KV block, or a divisor.
+    """
+    prompt, output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
+    beyond = -(-trace.prompt_tokens // block_tokens) + 1
+    possible = (trace.prompt_tokens + trace.max_tokens) // block_tokens
+    reach = np.maximum(beyond, possible).tolist()
+    ids: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(trace)
+    ahead = _furthest_ahead(sessions, reach)
+    next_id = 0
+    chain, held = ids[0] if ids else np.zeros(0, dtype=np.int64), 0
+    first = set(sessions.first.tolist())
+    for row in sessions.order.tolist():
+        held = 0 if row in first else held
+        if not held or prompt[row] < held:
+            kept = chain[: min(prompt[row], held) // block_tokens]
+            new = np.arange(next_id, next_id + ahead[row] - len(kept), dtype=np.int64)
+            next_id += len(new)
+            chain = np.concatenate((kept, new)) if len(kept) else new
+        ids[row] = chain[: reach[row]]
+        held = prompt[row] + output[row]
+    return replace(trace, block_ids=ids, block_ids_tokens=block_tokens)
+
+
+def _furthest_ahead(sessions: Sessions, reach: list[int]) -> dict[int, int]:
+    """For each row, the largest `reach` of this turn and the later ones of its session."""
+    following = sessions.following.tolist()
+    ahead: dict[int, int] = {}
+    for row in reversed(sessions.order.tolist()):
+        ahead[row] = max(reach[row], ahead.get(following[row], 0))
+    return ahead
