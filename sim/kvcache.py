@@ -32,7 +32,8 @@ class KVCache(Protocol):
     def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
         """Let `request` hold blocks for `tokens` in all, leaving at least `keep_free` free.
 
-        Tests and takes in one call; returns False, and changes nothing, if there are too few.
+        Tests and takes in one call; returns False, and changes nothing, if there are too few. A
+        request that holds nothing is first given the blocks that `match` counts.
         """
         ...
 

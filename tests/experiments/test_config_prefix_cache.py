@@ -40,6 +40,12 @@ def test_the_option_gives_a_replica_a_cache_and_is_off_by_default() -> None:
         assert isinstance(spec.policy.memory(10, 16), PrefixCache) is cached
 
 
+def test_the_flag_of_vllm_is_understood() -> None:
+    config = {**BASE, "policy": "vllm-v1", "enable_prefix_caching": True}
+    (spec,) = build(config).cluster.entry.replicas
+    assert isinstance(spec.policy.memory(10, 16), PrefixCache)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
