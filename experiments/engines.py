@@ -17,6 +17,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "max_num_batched_tokens": ("policy", "max_num_batched_tokens"),
         "long_prefill_token_threshold": ("policy", "long_prefill_token_threshold"),
         "scheduler_reserve_full_isl": ("policy", "reserve_full_prompt"),
+        "enable_prefix_caching": ("policy", "prefix_cache"),
         "chunk_size": ("policy", "budget_tokens"),
         "block_size": ("kv", "block_tokens"),
         "gpu_memory_utilization": ("kv", "gpu_memory_utilization"),

@@ -149,6 +149,12 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
             "order edf: no request has a deadline, of the trace or as slo.ttft_s, so it is first "
             "come, first served."
         )
+    cached = any(pool.policy.get("prefix_cache") for pool in _pools(experiment))
+    if cached and trace.block_ids is None:
+        notes.append(
+            "prefix_cache: the trace has no block ids, so that no two requests share anything: "
+            "only a preempted request finds its own blocks again."
+        )
     return notes
 
 

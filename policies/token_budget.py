@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch, repeat_chunk
 from sim.errors import ConfigError
+from sim.kvcache import BlockPool
 from sim.policy import Policy, ReplicaState
+from sim.prefix_cache import PrefixCache
 from sim.request import Request
 
 
@@ -20,7 +22,11 @@ class TokenBudget(Policy):
 
     Source: vLLM 0.8 to 0.19, ``vllm/v1/core/sched/scheduler.py``. Differences: one usable block
     less there (a null block); early versions took up to 4 spare blocks; asynchronous scheduling
-    (default since about 0.14) decides one step ahead. No prefix cache yet.
+    (default since about 0.14) decides one step ahead.
+
+    With `prefix_cache` a request starts from its cached full blocks (`sim.prefix_cache`, rules 40
+    to 44 and 47). vLLM turns it on by default; here it is off, as most traces say nothing of what
+    prompts share.
 
     Args:
         max_num_batched_tokens: Token budget of an iteration (8192 for the API server on GPUs of
@@ -30,6 +36,9 @@ class TokenBudget(Policy):
         reserve_full_prompt: Admit only if the whole prompt's blocks are free
             (``scheduler_reserve_full_isl``, on in vLLM 0.19).
         watermark: Share of the blocks kept free at admission while something runs.
+        prefix_cache: Keep full blocks after use, and find them again by the trace's block ids.
+        uncached_first: With a prefix cache: blocks freed without content are the next to be taken
+            (newest vLLM); else each block waits its turn.
     """
 
     max_num_batched_tokens: int = 2048
@@ -37,6 +46,8 @@ class TokenBudget(Policy):
     long_prefill_token_threshold: int | None = field(default=None, metadata={"minimum": 0})
     reserve_full_prompt: bool = False
     watermark: float = 0.0
+    prefix_cache: bool = False
+    uncached_first: bool = False
 
     pulls_need_seat = True
 
@@ -51,6 +62,14 @@ class TokenBudget(Policy):
             raise ConfigError(
                 f"policy.watermark: {self.watermark} is not a share; give 0 to under 1"
             )
+        if self.uncached_first and not self.prefix_cache:
+            raise ConfigError("policy.uncached_first: true needs prefix_cache: true")
+
+    def memory(self, total_blocks: int, block_tokens: int) -> BlockPool:
+        """With a prefix cache if that is on."""
+        if not self.prefix_cache:
+            return BlockPool(total_blocks, block_tokens)
+        return PrefixCache(total_blocks, block_tokens, uncached_first=self.uncached_first)
 
     def schedule(self, state: ReplicaState) -> ScheduledBatch:
         """Running requests in order, then waiting ones."""
@@ -65,7 +84,19 @@ class TokenBudget(Policy):
         elif state.waiting:
             left = self._admit(state, batch, left)
         repeat_chunk(batch, left)
+        if batch.cause == Cause.NO_BLOCKS and isinstance(state.kv, PrefixCache):
+            self._doubt(state.kv, state.waiting[0], batch)
         return batch
+
+    @staticmethod
+    def _doubt(cache: PrefixCache, refused: Request, batch: ScheduledBatch) -> None:
+        """Whoever did not fit may fit once it finds more, or less and so computes a smaller piece.
+
+        More is found while others compute prompts, less when blocks it would find are taken.
+        """
+        batch.chunk_repeat = 1
+        if cache.can_lose_match(refused):
+            batch.repeat = 1
 
     def _serve_lockstep(self, state: ReplicaState, batch: ScheduledBatch) -> int | None:
         """Serve all decodes at once, then prefills: the same as in turn if these stand at the tail.
@@ -142,14 +173,15 @@ class TokenBudget(Policy):
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 return left
             request = waiting[0]
-            tokens = self._chunk(request, 0, left)
+            cached = kv.match(request)
+            tokens = self._chunk(request, cached, left)
             keep = int(self.watermark * kv.total_blocks) if state.num_running else 0
             if self.reserve_full_prompt:
-                keep += kv.blocks_for(request.known_tokens) - kv.blocks_for(tokens)
-            if not kv.allocate(request, tokens, keep_free=keep):
+                keep += kv.blocks_for(request.known_tokens) - kv.blocks_for(cached + tokens)
+            if not kv.allocate(request, cached + tokens, keep_free=keep):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 return left
-            state.admit(request)
+            state.admit(request, cached)
             batch.tokens[request] = tokens
             left -= tokens
         return left

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from sim.batch import ScheduledBatch
 from sim.decode_group import DecodeGroup
 from sim.kvcache import BlockPool
 from sim.policy import ReplicaState
+from sim.prefix_cache import PrefixCache
 from sim.records import Decision
 from sim.request import Request
 from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork
@@ -110,17 +112,16 @@ class Flight:
                     kv.allocate(request, request.computed_then + tokens)
                 self.ahead_blocks = request.held_blocks - before
             elif not more:  # cut where it was last synced: that chunk never starts
-                request.held_blocks -= self.ahead_blocks
-                kv.free_blocks += self.ahead_blocks
+                kv.give_back(request, self.ahead_blocks)
                 self.ahead_blocks = 0
 
 
 class DecisionNotes:
-    """Who decodes in a flight and how many blocks stay free in each of its iterations."""
+    """Who decodes in a flight, and what becomes of the blocks in each of its iterations."""
 
-    __slots__ = ("free_after", "members", "preempted")
+    __slots__ = ("cached", "free_after", "lost", "members", "preempted")
 
-    def __init__(self, flight: Flight, state: ReplicaState) -> None:
+    def __init__(self, flight: Flight, state: ReplicaState, lost_blocks: int = 0) -> None:
         group, free = flight.group, state.kv.free_blocks
         self.preempted = [request.index for request in state.preempted]
         self.members: list[int] = []
@@ -130,19 +131,27 @@ class DecisionNotes:
         iterations = range(1, len(flight.ends_ns) + 1)
         needs = [flight.blocks_needed(i, state.kv) - first for i in iterations]
         self.free_after = [free - need for need in needs]
+        self.cached: dict[int, int] = {}
+        self.lost = [lost_blocks] + [0] * (len(needs) - 1)
+        if isinstance(state.kv, PrefixCache):
+            self.cached = {request.index: request.computed_then for request in state.admitted}
+            takes = [b - a for a, b in pairwise(needs)]
+            self.lost[1:] = state.kv.losses(takes)
 
     def decisions(self, flight: Flight, iterations: int, replica: int) -> list[Decision]:
         """One entry for each of the first iterations of the flight."""
         chunks = {request.index: tokens for request, tokens in flight.chunks}
         tokens = dict.fromkeys(self.members, 1) | chunks
-        start, gone, entries = flight.start_ns, self.preempted, []
-        for end, free in zip(flight.ends_ns[:iterations], self.free_after, strict=False):
-            entries.append(Decision(replica, start, end, dict(tokens), gone, free))
-            start, gone = end, []
+        start, gone, cached, entries = flight.start_ns, self.preempted, self.cached, []
+        ends = flight.ends_ns[:iterations]
+        for end, free, lost in zip(ends, self.free_after, self.lost, strict=False):
+            entry = Decision(replica, start, end, dict(tokens), gone, free, cached, lost)
+            entries.append(entry)
+            start, gone, cached = end, [], {}
         return entries
 
     def drop(self, iterations: int) -> None:
         """Forget the first iterations: they are over and logged."""
-        del self.free_after[:iterations]
+        del self.free_after[:iterations], self.lost[:iterations]
         if iterations:
-            self.preempted = []
+            self.preempted, self.cached = [], {}

@@ -32,7 +32,8 @@ class KVCache(Protocol):
     def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
         """Let `request` hold blocks for `tokens` in all, leaving at least `keep_free` free.
 
-        Tests and takes in one call; returns False, and changes nothing, if there are too few.
+        Tests and takes in one call; returns False, and changes nothing, if there are too few. A
+        request that holds nothing is first given the blocks that `match` counts.
         """
         ...
 
@@ -40,8 +41,13 @@ class KVCache(Protocol):
         """The first `tokens` of the request are stored (what a prefix cache may now share)."""
         ...
 
-    def release(self, request: Request) -> int:
-        """Take back all blocks of the request; returns how many."""
+    def release(self, request: Request, *, again: bool = False) -> int:
+        """Take back all blocks of the request; returns how many.
+
+        Args:
+            request: It ends here, or was preempted.
+            again: It was preempted: it will be admitted again, and may find what it stored.
+        """
         ...
 
     def held(self, request: Request) -> int:
@@ -92,7 +98,7 @@ class BlockPool:
     def commit(self, request: Request, tokens: int) -> None:
         """Nothing is shared, so nothing is published."""
 
-    def release(self, request: Request) -> int:
+    def release(self, request: Request, *, again: bool = False) -> int:
         """See `KVCache.release`. The request must have left its decode group."""
         blocks = request.held_blocks
         self.free_blocks += blocks
@@ -105,6 +111,11 @@ class BlockPool:
         self.free_blocks += request.held_blocks - keep
         request.held_blocks = keep
         return keep
+
+    def give_back(self, request: Request, blocks: int) -> None:
+        """Undo the last `allocate` of a prefilling request: what it was for never started."""
+        request.held_blocks -= blocks
+        self.free_blocks += blocks
 
     def held(self, request: Request) -> int:
         """See `KVCache.held`."""

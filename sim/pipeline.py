@@ -87,6 +87,8 @@ class PipelineReplica(Replica):
         self._busy_until_ns = 0
         self._landing = False
         super().__init__(env, spec, surroundings, recorder, **options)
+        if self._cache is not None:
+            raise ConfigError("prefix_cache: not modelled on a pipeline; try pipeline_parallel: 1")
         self._logs_stages, self._keeps_steps = self._keeps_steps, False
         assert isinstance(self.step_time, PipelineStepTime)
         self._models: tuple[StepTimeModel, ...] = self.step_time.stages

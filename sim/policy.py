@@ -162,7 +162,7 @@ class ReplicaState:
         self.running.pop(request)
         self.prefilling.pop(request, None)
         self.paused.pop(request, None)
-        self.kv.release(request)
+        self.kv.release(request, again=True)
         request.computed_then = request.target_tokens = 0
         request.seat = -1
         request.preemptions += 1
@@ -324,6 +324,10 @@ class Policy:
     def watermark_blocks(self, total_blocks: int) -> int:
         """Blocks kept free at admission (rule 11)."""
         return 0
+
+    def memory(self, total_blocks: int, block_tokens: int) -> BlockPool:
+        """The KV memory of a replica: without sharing, unless the policy has a prefix cache."""
+        return BlockPool(total_blocks, block_tokens)
 
     def check(self, total_blocks: int, block_tokens: int, max_model_len: int | None) -> None:
         """Raise `ConfigError` if these options cannot work on such a replica."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -80,6 +81,7 @@ class Lifetime:
         "first_token_ns",
         "goal",
         "last_token_ns",
+        "lost_tokens",
         "order",
         "predicted_tokens",
         "preemptions",
@@ -103,6 +105,7 @@ class Lifetime:
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
         self.first_token_ns = self.last_token_ns = NEVER
         self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
+        self.lost_tokens = 0  # in its last preemption
 
     @property
     def last_place(self) -> int:
@@ -126,7 +129,9 @@ class Decision(NamedTuple):
         end_ns: When it ends; `start_ns` for a pass that only preempted.
         tokens: Request index to real (unpadded) tokens computed.
         preempted: Request indices in order of preemption.
-        free_after: Free blocks while the step runs.
+        free_after: Free blocks while the step runs, those cached but unused included.
+        cached: With a prefix cache: for each request admitted, the tokens that were found.
+        lost_blocks: With a prefix cache: blocks taken that lost their content.
     """
 
     replica: int
@@ -135,6 +140,8 @@ class Decision(NamedTuple):
     tokens: dict[int, int]
     preempted: list[int]
     free_after: int
+    cached: Mapping[int, int] = MappingProxyType({})
+    lost_blocks: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from simpy.events import Event
 from sim.batch import ScheduledBatch
 from sim.clock import Doorbell, Instant, Phase, now_ns
 from sim.decode_group import DecodeGroup
-from sim.errors import StuckError
+from sim.errors import ConfigError, StuckError
 from sim.flight import DecisionNotes, Flight
-from sim.kvcache import BlockPool
 from sim.policy import Policy, ReplicaState
+from sim.prefix_cache import PrefixCache
 from sim.queue import FirstCome, QueueOrder
 from sim.records import ADMITTED, PREEMPTED, PREFILLED, Decision, Lifetime, Recorder
 from sim.request import NEVER, Request
@@ -123,7 +123,13 @@ class Replica:
         self.policy = copy.deepcopy(spec.policy)
         self.policy.check(spec.num_blocks, spec.block_tokens, spec.max_model_len)
         self.watermark = self.policy.watermark_blocks(spec.num_blocks)
-        self.kv = BlockPool(spec.num_blocks, spec.block_tokens)
+        self.kv = self.policy.memory(spec.num_blocks, spec.block_tokens)
+        self._cache = self.kv if isinstance(self.kv, PrefixCache) else None
+        self._lost_before = 0
+        if self._cache is not None and role != "both":
+            raise ConfigError(
+                f"prefix_cache: not modelled on a {role} replica; try replicas that do both"
+            )
         self.state = ReplicaState(
             self.kv,
             spec.order,
@@ -272,6 +278,8 @@ class Replica:
     def _pass(self) -> bool:
         """One scheduling pass; True if a step started."""
         state = self.state
+        if self._cache is not None:
+            self._newly_lost()
         now = state.now_ns = now_ns(self.env)
         batch = self._decide(state, now)
         runs = batch.all_decodes or bool(batch.tokens)
@@ -364,7 +372,7 @@ class Replica:
             del ends[0]
         flight.ends_ns = ends
         if self._keeps_decisions:
-            flight.notes = DecisionNotes(flight, self.state)
+            flight.notes = DecisionNotes(flight, self.state, self._newly_lost())
         self.in_flight.append(flight)
         self._wake = Instant(self.env, ends[-1] - start, self._step_end)
         if self._check:
@@ -573,10 +581,30 @@ class Replica:
         """Note the first schedule of requests that joined running in this pass."""
         for request in self.state.admitted:
             life = self.lives[request]
+            if self._cache is not None:
+                self._note_cached(request, life)
             if life.first_scheduled_ns == NEVER:
                 life.first_scheduled_ns = now
             if self._keeps_events:
                 self._recorder.event(request.index, ADMITTED, now, self.place)
+
+    @staticmethod
+    def _note_cached(request: Request, life: Lifetime) -> None:
+        """What a request found: of its prompt when it first starts, later of what it had lost."""
+        found = request.computed_then
+        if life.first_scheduled_ns == NEVER:
+            life.cached_tokens = found
+        else:
+            life.recomputed_tokens -= min(found, life.lost_tokens)
+
+    def _newly_lost(self) -> int:
+        """Blocks that lost their content since this was last asked."""
+        cache = self._cache
+        if cache is None:
+            return 0
+        cache.settle()
+        before, self._lost_before = self._lost_before, cache.lost_blocks
+        return cache.lost_blocks - before
 
     def _preempted(
         self, request: Request, lost_tokens: int, first_tick: int, ticks: int | None
@@ -585,6 +613,7 @@ class Replica:
         life = self.lives[request]
         life.preemptions += 1
         life.recomputed_tokens += lost_tokens
+        life.lost_tokens = lost_tokens
         if ticks is not None:
             self._note_ticks(request, self.state.group, first_tick, ticks)
         if self._keeps_events:
@@ -630,7 +659,8 @@ class Replica:
         """A pass that only preempted: it takes no time and is made again."""
         if self._keeps_decisions:
             gone = [request.index for request in self.state.preempted]
-            entry = Decision(self.place, now, now, {}, gone, self.kv.free_blocks)
+            lost = self._newly_lost()
+            entry = Decision(self.place, now, now, {}, gone, self.kv.free_blocks, {}, lost)
             self._recorder.decisions.append(entry)
         self._look_for_progress()
 
@@ -682,6 +712,9 @@ class Replica:
         """Assert that blocks are conserved and that queues and counters agree."""
         state, kv = self.state, self.kv
         used = sum(kv.held(request) for request in self.lives)
+        if self._cache is not None:
+            self._cache.verify()
+            used -= self._cache.shared_blocks
         assert kv.free_blocks >= 0, f"replica {self.place} gave away blocks it does not have"
         assert kv.free_blocks + used + self.held_for_transfer == kv.total_blocks, (
             f"replica {self.place}: {kv.free_blocks} free + {used} used + "

@@ -16,6 +16,7 @@ from simpy import Environment
 from sim.clock import Instant
 from sim.errors import ProfileError
 from sim.flight import DecisionNotes, Flight
+from sim.prefix_cache import PrefixCache
 from sim.replica import Replica
 from sim.request import Ints
 from sim.step_time import StepTimeOrigin, StepWork
@@ -113,8 +114,10 @@ class CardStepTime:
         """Run a batch; returns when it was over, ns of the clock.
 
         Raises:
-            ProfileError: The batch is padded, which the card does not do.
+            ProfileError: The batch is padded, or KV is shared, which the card does not do.
         """
+        if isinstance(replica.kv, PrefixCache):
+            raise ProfileError("engine: prefix_cache: the engine shares no KV; try false")
         if _is_padded(flight):
             name = type(replica.policy).__name__
             raise ProfileError(f"engine: {name} pads its batches, which the engine does not run")

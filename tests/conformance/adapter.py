@@ -28,6 +28,9 @@ NOT_OPTIONS = (
 """Keys of a replica that are not options of its policy."""
 
 
+_OPTIONAL = ("priority", "deadline_ns", "block_ids", "block_ids_tokens")
+
+
 def observe(spec: Spec, *, fast_forward: bool) -> Observed:
     """What comes of the workload."""
     cluster, names = build(spec)
@@ -44,7 +47,7 @@ def arrivals(spec: Spec) -> list[Arrival]:
         most = r.get("max_tokens")
         output = r["output_tokens"]
         most = output if most is None else most
-        more = {name: r[name] for name in ("priority", "deadline_ns") if name in r}
+        more = {name: r[name] for name in _OPTIONAL if name in r}
         rows.append(Arrival(r["arrival_ns"], r["prompt_tokens"], output, most, index, **more))
     return sorted(rows, key=lambda arrival: arrival.arrival_ns)
 

@@ -24,7 +24,7 @@ def simulate_extended(reference: ModuleType, spec: Spec, order: str) -> Any:
     Predictions are the truth (``oracle``). `spec` is in the reference's format, with ``priority``
     and ``deadline_ns`` in its requests, and ``least_tokens`` as a third router.
     """
-    module = _copy(reference)
+    module = copy_of(reference)
     module.POLICIES = {name: _sorting(x, order) for name, x in reference.POLICIES.items()}
     module.Router = _routing(reference.Router)
     return module.simulate(**spec)
@@ -40,7 +40,7 @@ def simulate_last_tokens(reference: ModuleType, spec: Spec) -> Any:
     The decode policies must be of `AGAIN`, and every request must have two tokens at least (those
     of one are handed over too, which the reference cannot be made to do).
     """
-    module = _copy(reference)
+    module = copy_of(reference)
     module.POLICIES = {name: _withholding(x) for name, x in reference.POLICIES.items()}
     return module.simulate(**spec)
 
@@ -57,7 +57,7 @@ def _withholding(policy: type) -> type:
     return type(policy.__name__, (policy,), {"schedule": schedule})
 
 
-def _copy(reference: ModuleType) -> Any:
+def copy_of(reference: ModuleType) -> Any:
     """A module of its own, whose `simulate` looks names up in it."""
     path = reference.__file__
     assert path is not None

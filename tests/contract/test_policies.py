@@ -30,6 +30,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "vllm-v1": [
         {"max_num_seqs": 3, "max_num_batched_tokens": 7, "long_prefill_token_threshold": 4},
         {"reserve_full_prompt": True, "watermark": 0.1},
+        {"prefix_cache": True, "uncached_first": True, "max_num_seqs": 4},
     ],
     "sarathi": [{"max_num_seqs": 3, "budget_tokens": 5}],
 }

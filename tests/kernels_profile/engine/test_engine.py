@@ -241,6 +241,11 @@ def test_padded_batches_are_refused(pad: object) -> None:
         serve(rank(), "static", options=options)
 
 
+def test_shared_kv_is_refused() -> None:
+    with pytest.raises(ProfileError, match="prefix_cache: the engine shares no KV"):
+        serve(rank(), "vllm-v1", options={"prefix_cache": True})
+
+
 def test_block_tables_follow_the_pool() -> None:
     from kernels_profile.engine.memory import BlockTables
     from sim.kvcache import BlockPool

@@ -1,0 +1,351 @@
+"""Paged KV memory with vLLM V1's prefix cache: full blocks are kept after use and found again.
+
+The identity of a block is that of all tokens from the start of the request up to its end (rule 40):
+blocks with content hang in a tree, each below the block before it, by what their own tokens are.
+
+All free blocks, with content or without, stand in one queue. A block is taken from its front and
+loses its content then; it enters at the back when its last user frees it, a request's blocks last
+one first; a hit takes it out (rules 41 and 42).
+
+Which block a request gets makes no difference before it is freed. So blocks are taken as a count
+(`free_blocks`), as in `BlockPool`, and leave the queue only when its order matters next: a
+fast-forwarded run costs nothing per iteration. Blocks that nobody can ask for again (generated
+tokens and prompts without ids, once their request has ended) stand in the queue as one entry.
+Blocks of prompts with ids cost a few dictionary operations each, when they are computed, found,
+freed and lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from sim.kvcache import BlockPool
+from sim.request import Request
+
+
+class _Node:
+    """A content, found from the root by what the blocks up to it hold.
+
+    Attributes:
+        parent: Content of the block before; None for the root.
+        key: What this block's own tokens are.
+        children: Contents that continue this one.
+        copies: Blocks that hold it, the one registered first at the front.
+    """
+
+    __slots__ = ("children", "copies", "key", "parent")
+
+    def __init__(self, parent: _Node | None, key: Hashable) -> None:
+        self.parent = parent
+        self.key = key
+        self.children: dict[Hashable, _Node] = {}
+        self.copies: list[_Block] = []
+
+
+class _Block:
+    """A block with content that can be found.
+
+    Attributes:
+        node: Its content.
+        users: Requests that hold it.
+    """
+
+    __slots__ = ("node", "users")
+
+    def __init__(self, node: _Node) -> None:
+        self.node = node
+        self.users = 1
+
+
+class _Run:
+    """Neighbours in the queue that nobody can ask for.
+
+    Attributes:
+        blocks: How many are left.
+        content: Whether they hold anything.
+    """
+
+    __slots__ = ("blocks", "content")
+
+    def __init__(self, blocks: int, *, content: bool) -> None:
+        self.blocks = blocks
+        self.content = content
+
+
+class PrefixCache(BlockPool):
+    """Memory of a replica whose full blocks stay findable until their place is taken.
+
+    Source: vLLM 0.8 to 0.19, ``vllm/v1/core/kv_cache_manager.py`` and ``block_pool.py``. A block
+    can be found from when its last token is scheduled (rule 44). Only requests that hold nothing
+    are matched, so one that runs never changes blocks.
+
+    Args:
+        total_blocks: Size of the pool.
+        block_tokens: Tokens of one block.
+        uncached_first: A freed block without content enters the queue at the front (newest vLLM).
+
+    Attributes:
+        shared_blocks: Holdings of blocks beyond the first of each: what the sum over requests of
+            blocks held exceeds the blocks in use by.
+        lost_blocks: Blocks that have lost their content so far.
+    """
+
+    __slots__ = (
+        "_blank",
+        "_held",
+        "_match",
+        "_queue",
+        "_queued",
+        "_root",
+        "lost_blocks",
+        "shared_blocks",
+        "uncached_first",
+    )
+
+    def __init__(
+        self, total_blocks: int, block_tokens: int = 16, *, uncached_first: bool = False
+    ) -> None:
+        super().__init__(total_blocks, block_tokens)
+        self.uncached_first = uncached_first
+        self.shared_blocks = 0
+        self.lost_blocks = 0
+        self._root = _Node(None, None)
+        # In the queue: blocks without content at the front, then entries. Blocks taken since the
+        # queue was last brought up to date are in it still: more than `free_blocks`.
+        self._blank = total_blocks
+        self._queue: OrderedDict[_Block | _Run, None] = OrderedDict()
+        self._queued = total_blocks
+        self._held: dict[Request, list[_Block]] = {}  # those with content, from the start on
+        self._match: tuple[Request, list[_Block]] | None = None
+
+    # --- finding
+
+    def match(self, request: Request) -> int:
+        """Tokens of a waiting request found in full blocks, at most known - 1 (rules 41, 44)."""
+        return len(self._find(request)) * self.block_tokens
+
+    def can_lose_match(self, request: Request) -> bool:
+        """Whether blocks taken by others may shorten what `match` finds for a waiting request."""
+        return any(not block.users for block in self._find(request))
+
+    def _find(self, request: Request) -> list[_Block]:
+        if self._match is not None and self._match[0] is request:
+            return self._match[1]
+        self.settle()
+        found: list[_Block] = []
+        children = self._root.children
+        for key in self._keys(request, 0, (request.known_tokens - 1) // self.block_tokens):
+            node = children.get(key)
+            if node is None or not node.copies:
+                break
+            found.append(node.copies[0])
+            children = node.children
+        self._match = (request, found)
+        return found
+
+    def _keys(self, request: Request, first: int, last: int) -> Sequence[Hashable]:
+        """What the tokens of the request's blocks `first` to `last` (exclusive) are (rule 40)."""
+        shared = self._blocks_with_ids(request)
+        keys: list[Hashable] = []
+        if first < shared:
+            block, size = self.block_tokens, request.identity.block_ids_tokens
+            assert size is not None
+            assert request.identity.block_ids is not None
+            skipped = first * block // size
+            told = request.identity.block_ids[skipped : -(-min(last, shared) * block // size)]
+            ids = told.tolist() if isinstance(told, np.ndarray) else told
+            for start in range(first * block, min(last, shared) * block, block):
+                low, high = start // size - skipped, (start + block - 1) // size - skipped
+                keys.append((size, ids[low]) if low == high else (size, *ids[low : high + 1]))
+        own = (request.index,)
+        keys += [own] * (last - max(first, shared))
+        return keys
+
+    def _blocks_with_ids(self, request: Request) -> int:
+        """Leading blocks of the request whose tokens are all in full blocks of the trace."""
+        ids, size = request.identity.block_ids, request.identity.block_ids_tokens
+        if ids is None or size is None:
+            return 0
+        return min(request.prompt_tokens // size, len(ids)) * size // self.block_tokens
+
+    # --- taking
+
+    def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
+        """See `KVCache.allocate`. A request that holds nothing first takes what is found of it.
+
+        Blocks found that are free count as needed. The first `tokens` are taken to be scheduled:
+        from now on their full blocks can be found.
+        """
+        if request.held_blocks == 0 and not self._admit(request, tokens, keep_free):
+            return False
+        if not super().allocate(request, tokens, keep_free=keep_free):
+            return False
+        full = min(tokens // self.block_tokens, self._blocks_with_ids(request))
+        if full > len(self._held[request]):
+            self._register(request, full)
+        return True
+
+    def _admit(self, request: Request, tokens: int, keep_free: int) -> bool:
+        """Take the blocks found, if the rest of what `tokens` need can be had as well."""
+        found = self._find(request)
+        unused = [block for block in found if not block.users]
+        need = self.blocks_for(tokens) - len(found) + len(unused)
+        if self.free_blocks - need < keep_free:
+            return False
+        for block in unused:
+            del self._queue[block]
+        for block in found:
+            block.users += 1
+        self._queued -= len(unused)
+        self.free_blocks -= len(unused)
+        self.shared_blocks += len(found) - len(unused)
+        request.held_blocks = len(found)
+        self._held[request] = list(found)
+        self._match = None
+        return True
+
+    def _register(self, request: Request, full: int) -> None:
+        """The first `full` blocks of the request can be found from now on."""
+        held = self._held[request]
+        node = held[-1].node if held else self._root
+        for key in self._keys(request, len(held), full):
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = _Node(node, key)
+            node = child
+            block = _Block(node)
+            node.copies.append(block)
+            held.append(block)
+        self._match = None
+
+    # --- giving back
+
+    def release(self, request: Request, *, again: bool = False) -> int:
+        """See `KVCache.release`; `again`: it was preempted, and may find its own tokens later."""
+        self.settle()
+        self._match = None
+        count, before = request.held_blocks, self._queued
+        held = self._held.pop(request, [])
+        full = min(request.computed_then // self.block_tokens, count)
+        for block in held[full:]:  # scheduled in this pass, and taken back
+            self._forget(block)
+        del held[full:]
+        self._free_blank(count - full)
+        if len(held) < full:
+            if again:
+                self._held[request] = held
+                self._register(request, full)
+                del self._held[request]
+            else:
+                self._append(_Run(full - len(held), content=True), full - len(held))
+        for block in reversed(held):
+            block.users -= 1
+            if block.users:
+                self.shared_blocks -= 1
+            else:
+                self._append(block, 1)
+        self.free_blocks += self._queued - before
+        request.held_blocks = 0
+        return count
+
+    def _free_blank(self, blocks: int) -> None:
+        """Blocks without content are free."""
+        if not blocks:
+            return
+        if self.uncached_first:
+            self._blank += blocks
+            self._queued += blocks
+        else:
+            self._append(_Run(blocks, content=False), blocks)
+
+    def _append(self, entry: _Block | _Run, blocks: int) -> None:
+        self._queue[entry] = None
+        self._queued += blocks
+
+    def give_back(self, request: Request, blocks: int) -> None:
+        """See `BlockPool.give_back`."""
+        super().give_back(request, blocks)
+        held = self._held[request]
+        full = request.computed_then // self.block_tokens
+        if len(held) > full:
+            for block in held[full:]:
+                self._forget(block)
+            del held[full:]
+            self._match = None
+
+    # --- losing
+
+    def settle(self) -> None:
+        """Bring the queue up to date: the blocks taken leave it from its front."""
+        gone = self._queued - self.free_blocks
+        if not gone:
+            return
+        self._queued = self.free_blocks
+        blank = min(gone, self._blank)
+        self._blank -= blank
+        gone -= blank
+        if not gone:
+            return
+        self._match = None
+        while gone:
+            entry = next(iter(self._queue))
+            if isinstance(entry, _Block):
+                del self._queue[entry]
+                self._forget(entry)
+                self.lost_blocks += 1
+                gone -= 1
+                continue
+            blocks = min(gone, entry.blocks)
+            entry.blocks -= blocks
+            gone -= blocks
+            if entry.content:
+                self.lost_blocks += blocks
+            if not entry.blocks:
+                del self._queue[entry]
+
+    def losses(self, takes: Sequence[int]) -> list[int]:
+        """Blocks that would lose their content if so many were taken, one after the other.
+
+        Args:
+            takes: Blocks taken, one number for each iteration to come.
+        """
+        self.settle()
+        entries = iter(self._queue)
+        left, content = self._blank, False
+        lost = []
+        for take in takes:
+            gone = 0
+            while take:
+                if not left:
+                    entry = next(entries)
+                    left, content = 1, True
+                    if isinstance(entry, _Run):
+                        left, content = entry.blocks, entry.content
+                now = min(take, left)
+                take -= now
+                left -= now
+                gone += now if content else 0
+            lost.append(gone)
+        return lost
+
+    def _forget(self, block: _Block) -> None:
+        """The block holds nothing any more; contents nobody has or leads through go."""
+        node = block.node
+        block.node.copies.remove(block)
+        while node.parent is not None and not (node.copies or node.children):
+            del node.parent.children[node.key]
+            node = node.parent
+
+    def verify(self) -> None:
+        """Assert that the queue holds the blocks that nobody uses, and only these."""
+        self.settle()
+        blocks = [entry for entry in self._queue if isinstance(entry, _Block)]
+        runs = [entry.blocks for entry in self._queue if isinstance(entry, _Run)]
+        assert self._blank + len(blocks) + sum(runs) == self._queued == self.free_blocks
+        assert all(block.users == 0 and block in block.node.copies for block in blocks)
+        users = Counter(block for held in self._held.values() for block in held)
+        assert all(block.users == count for block, count in users.items())
+        assert sum(users.values()) - len(users) == self.shared_blocks

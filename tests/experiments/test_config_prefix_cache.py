@@ -1,0 +1,93 @@
+"""The prefix cache in a config: an option of `vllm-v1`, and where it is refused or does nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import cluster
+from experiments.config import load
+from experiments.variant import run_variant
+from experiments.workload import build_workload
+from sim.errors import ConfigError
+from sim.prefix_cache import PrefixCache
+
+CACHED = {"name": "vllm-v1", "prefix_cache": True}
+BASE: dict[str, Any] = {
+    "workload": {"preset": "azure-conv-2023", "requests": 20, "max_tokens": 1024},
+    "model": "llama-3.1-8b",
+    "step_time": {"model": "linear", "base_s": 0.005, "prefill_token_s": 3e-5},
+    "policy": CACHED,
+}
+POOLS = {
+    "prefill": {"replicas": 1, "policy": CACHED},
+    "decode": {"replicas": 1, "policy": "vllm-v1"},
+    "transfer": {"bandwidth_bytes_per_s": 5e10},
+}
+
+
+def build(config: dict[str, Any]) -> cluster.Built:
+    plan = load(config)
+    return cluster.build(plan.variants[0], plan.folder)
+
+
+def test_the_option_gives_a_replica_a_cache_and_is_off_by_default() -> None:
+    for policy, cached in ((CACHED, True), ("vllm-v1", False)):
+        (spec,) = build({**BASE, "policy": policy}).cluster.entry.replicas
+        assert isinstance(spec.policy.memory(10, 16), PrefixCache) is cached
+
+
+def test_the_flag_of_vllm_is_understood() -> None:
+    config = {**BASE, "policy": "vllm-v1", "enable_prefix_caching": True}
+    (spec,) = build(config).cluster.entry.replicas
+    assert isinstance(spec.policy.memory(10, 16), PrefixCache)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pools": POOLS}, "prefill.policy.prefix_cache: not modelled in a prefill pool yet"),
+        ({"pipeline_parallel": 2}, "policy.prefix_cache: not modelled with pipeline_parallel 2"),
+        (
+            {"policy": {"name": "vllm-v1", "uncached_first": True}},
+            "policy.uncached_first: true needs prefix_cache: true",
+        ),
+        ({"policy": {"name": "sarathi", "prefix_cache": True}}, "sarathi"),
+    ],
+)
+def test_where_there_is_no_cache_one_is_refused(change: dict[str, Any], message: str) -> None:
+    config = {**BASE, **change}
+    if "pools" in change:
+        del config["policy"]
+    with pytest.raises(ConfigError, match=message):
+        build(config)
+
+
+def trace(folder: Path, *, with_ids: bool) -> dict[str, Any]:
+    """Five requests of three blocks; the first two blocks are the same in all."""
+    path = folder / "t.jsonl"
+    rows = []
+    for i in range(5):
+        row: dict[str, Any] = {"arrival_s": i, "prompt_tokens": 96, "output_tokens": 4}
+        if with_ids:
+            row |= {"block_ids": [1, 2, 10 + i], "block_ids_tokens": 32}
+        rows.append(json.dumps(row) + "\n")
+    path.write_text("".join(rows))
+    return {"workload": {"trace": str(path), "max_tokens": 8}}
+
+
+def test_ids_of_a_trace_reach_the_cache_and_the_columns(tmp_path: Path) -> None:
+    plan = load({**BASE, **trace(tmp_path, with_ids=True)})
+    (variant,) = plan.variants
+    bundle = run_variant(variant, plan.folder)
+    assert bundle.requests["cached_tokens"].tolist() == [0, 64, 64, 64, 64]
+
+
+def test_a_trace_without_ids_is_noted(tmp_path: Path) -> None:
+    for with_ids in (False, True):
+        plan = load({**BASE, **trace(tmp_path, with_ids=with_ids)})
+        notes = build_workload(plan.variants[0], plan.folder, None).notes
+        assert any("no block ids" in note for note in notes) is not with_ids
