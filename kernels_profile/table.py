@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import csv
 import functools
-import gc
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -22,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sim.collector import no_cycle_collection
 from sim.errors import ProfileError, closest, nearest
 
 Floats = npt.NDArray[np.float64]
@@ -425,7 +424,7 @@ def _read(path: Path, operator: str, *_file_as_it_is: int) -> Table:
     if text.startswith("version https://git-lfs"):
         raise ProfileError(f"{path}: is a Git LFS pointer, not the table; fetch it by git lfs pull")
     _refuse_format(path, text)
-    with _no_cycle_collection():
+    with no_cycle_collection():
         rows = list(csv.reader(io.StringIO(text)))
         if len(rows) < 2:
             raise ProfileError(f"{path}: has no rows")
@@ -445,18 +444,6 @@ def _refuse_format(path: Path, text: str) -> None:
     for mark, name in ((";", "';'"), ("\t", "tabs")):
         if mark in head and "," not in head:
             raise ProfileError(f"{path}: line 1: columns are separated by {name}; use commas")
-
-
-@contextmanager
-def _no_cycle_collection() -> Iterator[None]:
-    """A table of 100,000 rows makes as many lists, which Python would search for cycles."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _checked(path: Path, operator: str, head: list[str], rows: list[list[str]]) -> Table:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,6 +13,7 @@ from simpy.events import Event
 
 from sim.clock import Instant, Phase, now_ns
 from sim.cluster import Cluster, LiveCluster
+from sim.collector import no_cycle_collection
 from sim.errors import StuckError
 from sim.gaps import largest_gaps
 from sim.records import (
@@ -106,7 +105,7 @@ def simulate(
     env.process(_feed(env, live, arrivals))
     if recorder.record.series_points:
         env.process(_sample(env, live, recorder))
-    with _no_cycle_collection():
+    with no_cycle_collection():
         if until_ns is None:
             env.run()
             _raise_if_stuck(live)
@@ -117,22 +116,6 @@ def simulate(
 
 def _change(live: LiveCluster, change: Callable[[LiveCluster], None], _: Event) -> None:
     change(live)
-
-
-@contextmanager
-def _no_cycle_collection() -> Iterator[None]:
-    """Pause Python's cycle collector: the loop makes many small objects and no cycles of them.
-
-    All of its memory comes back by reference counts; the collector would only walk the living over
-    and over, a fifth of the run time.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _feed(

@@ -156,13 +156,26 @@ def plan_decode_attention(
         "BLOCK_TOKENS": block_tokens, "SPLIT": split, "UPCAST": upcast,
     }  # fmt: skip
     launches = [Launch(_decode_attention_kernel, (kv_heads, splits, batch), arguments, config)]
-    if split:
-        merging: dict[str, Any] = {
-            "partial": partial, "weights": weights, "out": out, "parts": splits,
-            "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_S": triton.next_power_of_2(splits),
-        }  # fmt: skip
-        launches.append(Launch(merge_parts_kernel, (batch * heads,), merging, MERGE))
+    if weights is not None:
+        launches.append(plan_merge(partial, weights, out, splits, block_d, MERGE))
     return launches
+
+
+def plan_merge(
+    partial: torch.Tensor,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    splits: int,
+    block_d: int,
+    config: Config,
+) -> Launch:
+    """The launch that merges the parts of each row of `out`, `(batch, heads, width)`."""
+    batch, heads, width = out.shape
+    merging: dict[str, Any] = {
+        "partial": partial, "weights": weights, "out": out, "parts": splits,
+        "HEAD_DIM": width, "BLOCK_D": block_d, "BLOCK_S": triton.next_power_of_2(splits),
+    }  # fmt: skip
+    return Launch(merge_parts_kernel, (batch * heads,), merging, config)
 
 
 def decode_attention(

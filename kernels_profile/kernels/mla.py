@@ -27,8 +27,8 @@ from kernels_profile.kernels.compiling import CompileCase
 from kernels_profile.kernels.decode_attention import (
     MAX_SPLITS,
     choose_splits,
-    merge_parts_kernel,
     multiprocessors,
+    plan_merge,
 )
 from kernels_profile.kernels.launch import Config, Launch, meta, need
 from kernels_profile.kernels.mla_cache import check_rows, latent_write
@@ -171,12 +171,8 @@ def plan_mla_decode(
     blocks = triton.cdiv(heads, config.block_h) * config.latent_parts
     grid = (blocks, splits, batch)
     launches = [Launch(_mla_decode_kernel, grid, arguments, config)]
-    if split:
-        merging: dict[str, Any] = {
-            "partial": partial, "weights": weights, "out": out, "parts": splits,
-            "HEAD_DIM": latent, "BLOCK_D": latent, "BLOCK_S": triton.next_power_of_2(splits),
-        }  # fmt: skip
-        launches.append(Launch(merge_parts_kernel, (batch * heads,), merging, MERGE))
+    if weights is not None:
+        launches.append(plan_merge(partial, weights, out, splits, latent, MERGE))
     return launches
 
 
