@@ -10,6 +10,7 @@ from kernels_profile.roofline import RooflineStepTime
 from sim.errors import ConfigError
 from sim.specs import load_device, load_model
 from sim.step_time import StepWork
+from tests.kernels_profile.step_properties import assert_a_run_is_its_steps
 
 MODELS = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
 
@@ -143,12 +144,7 @@ def test_a_whole_prompt_is_on_one_group():
 )
 @settings(max_examples=80, deadline=None)
 def test_a_run_equals_single_steps_bit_for_bit(model, rows, padding, mean_context, n):
-    context = rows * mean_context
-    run = model.steps_ns(StepWork((), rows + padding, context, attending_rows=rows), n, 0)
-    assert list(run) == [
-        model.step_ns(StepWork((), rows + padding, context + k * rows, attending_rows=rows), k)
-        for k in range(n)
-    ]
+    assert_a_run_is_its_steps(model, rows, padding, mean_context, n)
 
 
 def test_steps_without_rows_take_the_hosts_time():

@@ -10,6 +10,10 @@ from kernels_profile.roofline import RooflineStepTime
 from sim.model_part import split_layers
 from sim.specs import load_device, load_model
 from sim.step_time import StepWork
+from tests.kernels_profile.step_properties import (
+    assert_a_run_is_its_steps,
+    assert_more_work_takes_no_less,
+)
 
 
 def roofline(model: str, device: str = "h100-sxm", **options) -> RooflineStepTime:
@@ -38,12 +42,7 @@ def decodes(rows: int, mean_context: int) -> StepWork:
 )
 @settings(max_examples=80, deadline=None)
 def test_a_run_equals_single_steps_bit_for_bit(model, rows, padding, mean_context, n):
-    context = rows * mean_context
-    run = model.steps_ns(StepWork((), rows + padding, context, attending_rows=rows), n, 0)
-    assert list(run) == [
-        model.step_ns(StepWork((), rows + padding, context + k * rows, attending_rows=rows), k)
-        for k in range(n)
-    ]
+    assert_a_run_is_its_steps(model, rows, padding, mean_context, n)
 
 
 @given(
@@ -56,14 +55,7 @@ def test_a_run_equals_single_steps_bit_for_bit(model, rows, padding, mean_contex
 )
 @settings(max_examples=100, deadline=None)
 def test_more_work_never_takes_less_time(model, chunk, before, rows, mean_context, more):
-    def ns(chunk, before, rows, mean):
-        return model.step_ns(StepWork([(chunk, before)], rows, rows * mean), 0)
-
-    base = ns(chunk, before, rows, mean_context)
-    assert ns(chunk + more, before, rows, mean_context) >= base
-    assert ns(chunk, before + more, rows, mean_context) >= base
-    assert ns(chunk, before, rows, mean_context + more) >= base
-    assert ns(chunk, before, rows + more, mean_context) >= base
+    assert_more_work_takes_no_less(model, chunk, before, rows, mean_context, more)
 
 
 def test_it_says_that_latent_attention_was_not_measured():

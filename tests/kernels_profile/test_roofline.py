@@ -23,6 +23,7 @@ from sim.specs import (
     model_names,
 )
 from sim.step_time import StepTimeModel, StepWork
+from tests.kernels_profile.step_properties import assert_more_work_takes_no_less
 
 MEASURED = ["a100-sxm-80gb", "h100-sxm", "h200", "b200", "l40s", "rtx-pro-6000"]
 
@@ -119,14 +120,7 @@ def test_a_step_with_prefill_is_a_run_of_one():
 )
 @settings(max_examples=150, deadline=None)
 def test_more_work_never_takes_less_time(model, chunk, before, rows, mean_context, more):
-    def ns(chunk, before, rows, mean):
-        return model.step_ns(StepWork([(chunk, before)], rows, rows * mean), 0)
-
-    base = ns(chunk, before, rows, mean_context)
-    assert ns(chunk + more, before, rows, mean_context) >= base
-    assert ns(chunk, before + more, rows, mean_context) >= base
-    assert ns(chunk, before, rows, mean_context + more) >= base
-    assert ns(chunk, before, rows + more, mean_context) >= base
+    assert_more_work_takes_no_less(model, chunk, before, rows, mean_context, more)
 
 
 @given(
