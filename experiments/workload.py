@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +81,7 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
     if config.sessions is None:
         source = make_source(settled, config.arrivals.concurrency)
     else:
-        settled = _with_shared_tokens(settled, experiment)
+        settled = _with_shared_tokens(settled)
         source = SessionSource(
             settled,
             concurrency=config.arrivals.concurrency,
@@ -113,15 +112,12 @@ def _with_turns(
     return whole_prompts(cut, sessions_of(cut), sessions.prompts), notes
 
 
-def _with_shared_tokens(trace: Trace, experiment: Experiment) -> Trace:
-    """The trace with block ids that say what turns share, its own if it has some."""
+def _with_shared_tokens(trace: Trace) -> Trace:
+    """The trace with what turns share, if it does not say itself what prompts are made of."""
     from traces.sessions import sessions_of
-    from traces.turns import with_block_ids
+    from traces.turns import with_content
 
-    if trace.block_ids is not None:
-        return trace
-    sizes = [pool.kv.block_tokens for pool in _pools(experiment)]
-    return with_block_ids(trace, sessions_of(trace), gcd(*sizes))
+    return trace if trace.block_ids is not None else with_content(trace, sessions_of(trace))
 
 
 def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
@@ -150,7 +146,7 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
             "come, first served."
         )
     cached = any(pool.policy.get("prefix_cache") for pool in _pools(experiment))
-    if cached and trace.block_ids is None:
+    if cached and trace.block_ids is None and trace.content is None:
         notes.append(
             "prefix_cache: the trace has no block ids, so that no two requests share anything: "
             "only a preempted request finds its own blocks again."

@@ -331,8 +331,7 @@ class LiveCluster:
         request.predicted_tokens = life.predicted_tokens
         if pool.clairvoyant:
             request.oracle_tokens = 1 if first_only else arrival.output_tokens
-        # Block ids may be an array, which has no truth value when compared.
-        if arrival.block_ids is not None or arrival[5:] != _PLAIN:
+        if arrival[5:] != _PLAIN:
             request.priority = arrival.priority
             if arrival.deadline_ns is not None:
                 request.deadline_ns = arrival.arrival_ns + arrival.deadline_ns
@@ -486,8 +485,7 @@ def _identity(arrival: Arrival) -> Identity:
         arrival.turn,
         arrival.request_class,
         arrival.tenant,
-        arrival.block_ids,
-        arrival.block_ids_tokens,
+        arrival.content,
     )
 
 

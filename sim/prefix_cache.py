@@ -21,8 +21,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
-import numpy as np
-
+from sim.content import token_runs
 from sim.kvcache import BlockPool
 from sim.request import Request
 
@@ -162,30 +161,27 @@ class PrefixCache(BlockPool):
         self._match = (request, found)
         return found
 
-    def _keys(self, request: Request, first: int, last: int) -> Sequence[Hashable]:
+    def _keys(self, request: Request, first: int, last: int) -> list[Hashable]:
         """What the tokens of the request's blocks `first` to `last` (exclusive) are (rule 40)."""
-        shared = self._blocks_with_ids(request)
+        block = self.block_tokens
+        content, end = request.identity.content, last * block
         keys: list[Hashable] = []
-        if first < shared:
-            block, size = self.block_tokens, request.identity.block_ids_tokens
-            assert size is not None
-            assert request.identity.block_ids is not None
-            skipped = first * block // size
-            told = request.identity.block_ids[skipped : -(-min(last, shared) * block // size)]
-            ids = told.tolist() if isinstance(told, np.ndarray) else told
-            for start in range(first * block, min(last, shared) * block, block):
-                low, high = start // size - skipped, (start + block - 1) // size - skipped
-                keys.append((size, ids[low]) if low == high else (size, *ids[low : high + 1]))
-        own = (request.index,)
-        keys += [own] * (last - max(first, shared))
+        parts: tuple[int, ...] = ()
+        room = block
+        for begin, tokens in token_runs(request.index, content, first * block, end):
+            while tokens:
+                now = min(tokens, room)
+                parts += (begin, now)
+                begin, tokens, room = begin + now, tokens - now, room - now
+                if not room:
+                    keys.append(parts if len(parts) > 2 else parts[0])
+                    parts, room = (), block
         return keys
 
-    def _blocks_with_ids(self, request: Request) -> int:
-        """Leading blocks of the request whose tokens are all in full blocks of the trace."""
-        ids, size = request.identity.block_ids, request.identity.block_ids_tokens
-        if ids is None or size is None:
-            return 0
-        return min(request.prompt_tokens // size, len(ids)) * size // self.block_tokens
+    def _named_blocks(self, request: Request) -> int:
+        """Leading blocks of the request in which some later request may find its tokens."""
+        content = request.identity.content
+        return 0 if content is None else content.tokens // self.block_tokens
 
     # --- taking
 
@@ -199,7 +195,7 @@ class PrefixCache(BlockPool):
             return False
         if not super().allocate(request, tokens, keep_free=keep_free):
             return False
-        full = min(tokens // self.block_tokens, self._blocks_with_ids(request))
+        full = min(tokens // self.block_tokens, self._named_blocks(request))
         if full > len(self._held[request]):
             self._register(request, full)
         return True
@@ -251,13 +247,13 @@ class PrefixCache(BlockPool):
             self._forget(block)
         del held[full:]
         self._free_blank(count - full)
+        told = full if again else min(full, self._named_blocks(request))
+        if len(held) < told:
+            self._held[request] = held
+            self._register(request, told)
+            del self._held[request]
         if len(held) < full:
-            if again:
-                self._held[request] = held
-                self._register(request, full)
-                del self._held[request]
-            else:
-                self._append(_Run(full - len(held), content=True), full - len(held))
+            self._append(_Run(full - len(held), content=True), full - len(held))
         for block in reversed(held):
             block.users -= 1
             if block.users:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sim.content import Content
+
 if TYPE_CHECKING:
     from sim.decode_group import DecodeGroup
 
@@ -33,8 +35,8 @@ class Arrival(NamedTuple):
         tenant: Who pays, or None.
         priority: Lower is served first.
         deadline_ns: Wanted first token, nanoseconds *from arrival*, or None.
-        block_ids: Identity of the prompt's blocks as the trace gives it, or None.
-        block_ids_tokens: Tokens that one of `block_ids` stands for.
+        content: What its tokens are, or None where they are all its own. It may go on after the
+            prompt, with what it may generate, and then reaches as far as `max_tokens`.
         delay_ns: Delay after the end of the request that causes this one (closed loops).
         cancel_after_ns: The client gives up this long after arrival, or None.
     """
@@ -50,8 +52,7 @@ class Arrival(NamedTuple):
     tenant: str | None = None
     priority: int = 0
     deadline_ns: int | None = None
-    block_ids: Sequence[int] | Ints | None = None
-    block_ids_tokens: int | None = None
+    content: Content | None = None
     delay_ns: int = 0
     cancel_after_ns: int | None = None
 
@@ -75,8 +76,9 @@ class Trace:
         tenant: object array of str or None.
         priority: int64, lower first.
         deadline_ns: int64 from arrival, -1 for none.
-        block_ids: one int64 array per request.
+        block_ids: one int64 array per request: identity of the prompt's blocks as a file gives it.
         block_ids_tokens: tokens per block id.
+        content: what the tokens of each request are; None: what `block_ids` say.
         delay_ns: int64, delay after the end of the causing request (closed loop, sessions).
         cancel_after_ns: int64 from arrival, -1 for never.
         prompts_are_whole: the prompt of each turn is known to hold all that was said before.
@@ -97,6 +99,7 @@ class Trace:
     deadline_ns: Ints | None = None
     block_ids: Sequence[Ints] | None = None
     block_ids_tokens: int | None = None
+    content: Sequence[Content | None] | None = None
     delay_ns: Ints | None = None
     cancel_after_ns: Ints | None = None
     prompts_are_whole: bool = False
@@ -114,7 +117,7 @@ class Trace:
             value = getattr(self, column.name)
             if isinstance(value, np.ndarray):
                 chosen[column.name] = value[positions]
-            elif column.name == "block_ids" and value is not None:
+            elif column.name in ("block_ids", "content") and value is not None:
                 chosen[column.name] = [value[i] for i in positions.tolist()]
             elif column.name == "notes":
                 chosen[column.name] = list(value)
@@ -142,8 +145,17 @@ class Trace:
 
     def _plain(self) -> bool:
         optional = (self.session, self.turn, self.request_class, self.tenant, self.priority)
-        rare = (self.deadline_ns, self.block_ids, self.delay_ns, self.cancel_after_ns)
+        rare = (self.deadline_ns, self.block_ids, self.content, self.delay_ns, self.cancel_after_ns)
         return all(column is None for column in optional + rare)
+
+    def content_of(self, i: int) -> Content | None:
+        """What is known of the tokens of row `i`."""
+        if self.content is not None:
+            return self.content[i]
+        if self.block_ids is None or self.block_ids_tokens is None:
+            return None
+        prompt = int(self.prompt_tokens[i])
+        return Content.of_blocks(self.block_ids[i], self.block_ids_tokens, prompt)
 
     def _arrival(self, i: int) -> Arrival:
         def text(column: npt.NDArray[np.object_] | None) -> str | None:
@@ -164,8 +176,7 @@ class Trace:
             text(self.tenant),
             0 if self.priority is None else int(self.priority[i]),
             number(self.deadline_ns),
-            None if self.block_ids is None else self.block_ids[i],
-            self.block_ids_tokens,
+            self.content_of(i),
             number(self.delay_ns) or 0,
             number(self.cancel_after_ns),
         )
@@ -184,8 +195,7 @@ class Identity(NamedTuple):
     turn: int | None = None
     request_class: str | None = None
     tenant: str | None = None
-    block_ids: Sequence[int] | Ints | None = None
-    block_ids_tokens: int | None = None
+    content: Content | None = None
 
 
 ANONYMOUS = Identity()
@@ -208,7 +218,7 @@ class Request:
         predicted_tokens: A predictor's guess of the output length; None without a predictor.
         oracle_tokens: The true output length, only for a policy that asks to be clairvoyant
             (`Policy.clairvoyant`); None otherwise.
-        identity: Session, class, tenant and block ids.
+        identity: Session, class, tenant and what its tokens are.
         target_tokens: Tokens to prefill, fixed at (re-)admission; 0 while waiting.
         held_blocks: Blocks of KV memory given to it explicitly; see `BlockPool.held`.
         seat: Rank in order of joining `running`; -1 while not running.

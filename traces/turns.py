@@ -7,13 +7,15 @@ the prompt, and goes on with new ones (rule 40).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 
+from sim.content import LONGEST, Content
 from sim.errors import TraceError, nearest
-from sim.request import Ints, Trace
+from sim.request import Trace
 from traces.chance import generator
 from traces.sessions import Sessions
 from traces.values import MAX_COUNT
@@ -136,49 +138,35 @@ def _added_up(trace: Trace, sessions: Sessions) -> Trace:
     return replace(trace, prompt_tokens=whole, notes=[*trace.notes, note])
 
 
-def with_block_ids(trace: Trace, sessions: Sessions, block_tokens: int) -> Trace:
-    """The trace with block ids that say what each turn shares with the turns before it.
+def with_content(trace: Trace, sessions: Sessions) -> Trace:
+    """The trace with what each turn shares with the turns before it (rule 40).
 
-    Ids of a turn stand for blocks of its prompt and of what it generates after it: the next turn
-    finds both. There are more of them than the prompt has blocks, which tells them from ids of a
-    prompt alone. They reach as far as `max_tokens` allows, so that they do not tell the true output
-    length; a block that the turn does not fill is never looked for. Sessions share nothing. As
-    identity is by whole blocks, up to ``block_tokens - 1`` shared tokens at the end of what two
-    turns share are not found.
+    A turn's tokens are those of the turn before, prompt then output, cut to its prompt, and new
+    ones. They go on after the prompt with what it may generate, which the next turn finds; as far
+    as `max_tokens` allows, so that they do not tell the true output length. Sessions share nothing.
 
-    Turns that only add to the ones before take parts of one array of their session, so that memory
-    follows contexts, not the sum of all prompts; a turn that cuts them starts another.
+    Turns that only add to the ones before are one run of tokens, however long they are; one that
+    cuts them starts another run.
 
     Args:
-        trace: Prompts whole, `max_tokens` settled; without block ids of its own.
+        trace: Prompts whole, `max_tokens` settled; it has nothing to say of tokens itself.
         sessions: Of the trace.
-        block_tokens: Tokens of one id: those of a KV block, or a divisor.
     """
     prompt, output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
-    beyond = -(-trace.prompt_tokens // block_tokens) + 1
-    possible = (trace.prompt_tokens + trace.max_tokens) // block_tokens
-    reach = np.maximum(beyond, possible).tolist()
-    ids: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(trace)
-    ahead = _furthest_ahead(sessions, reach)
-    next_id = 0
-    chain, held = ids[0] if ids else np.zeros(0, dtype=np.int64), 0
+    reach = (trace.prompt_tokens + trace.max_tokens).tolist()
+    content: list[Content | None] = [None] * len(trace)
     first = set(sessions.first.tolist())
+    kept, text, held = Content(()), -1, 0
     for row in sessions.order.tolist():
-        held = 0 if row in first else held
-        if not held or prompt[row] < held:
-            kept = chain[: min(prompt[row], held) // block_tokens]
-            new = np.arange(next_id, next_id + ahead[row] - len(kept), dtype=np.int64)
-            next_id += len(new)
-            chain = np.concatenate((kept, new)) if len(kept) else new
-        ids[row] = chain[: reach[row]]
+        if row in first or prompt[row] < held:
+            said = 0 if row in first else prompt[row]
+            kept, text = Content(_continued(kept, text, said)), text + 1
+        content[row] = Content(_continued(kept, text, reach[row]))
         held = prompt[row] + output[row]
-    return replace(trace, block_ids=ids, block_ids_tokens=block_tokens)
+    return replace(trace, content=content)
 
 
-def _furthest_ahead(sessions: Sessions, reach: list[int]) -> dict[int, int]:
-    """For each row, the largest `reach` of this turn and the later ones of its session."""
-    following = sessions.following.tolist()
-    ahead: dict[int, int] = {}
-    for row in reversed(sessions.order.tolist()):
-        ahead[row] = max(reach[row], ahead.get(following[row], 0))
-    return ahead
+def _continued(kept: Content, text: int, tokens: int) -> Iterator[tuple[int, int]]:
+    """The first `tokens` of what was kept, then of a text that nothing else is part of."""
+    yield from kept.runs(0, tokens)
+    yield text * LONGEST + kept.tokens, tokens - kept.tokens

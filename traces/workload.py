@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sim.content import Content
 from sim.errors import TraceError
 from sim.request import NEVER, Arrival, Ints, Trace
 
@@ -252,10 +253,15 @@ def _optional(trace: Trace, rows: slice) -> Iterator[Iterable[Any]]:
     yield _texts(trace.tenant, rows)
     yield repeat(0) if trace.priority is None else trace.priority[rows].tolist()
     yield _numbers(trace.deadline_ns, rows)
-    yield repeat(None) if trace.block_ids is None else trace.block_ids[rows]
-    yield repeat(trace.block_ids_tokens)
+    yield _contents(trace, rows)
     yield repeat(0) if trace.delay_ns is None else trace.delay_ns[rows].tolist()
     yield _numbers(trace.cancel_after_ns, rows)
+
+
+def _contents(trace: Trace, rows: slice) -> Iterable[Content | None]:
+    if trace.content is None and trace.block_ids is None:
+        return repeat(None)
+    return map(trace.content_of, range(rows.start, rows.stop))
 
 
 def _texts(column: npt.NDArray[np.object_] | None, rows: slice) -> Iterable[str | None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.content import Content
 from sim.event_loop import simulate
 from sim.pipeline import PipelineReplica
 from sim.records import STATES, Record, SimulationResult
@@ -28,7 +29,7 @@ NOT_OPTIONS = (
 """Keys of a replica that are not options of its policy."""
 
 
-_OPTIONAL = ("priority", "deadline_ns", "block_ids", "block_ids_tokens")
+_OPTIONAL = ("priority", "deadline_ns")
 
 
 def observe(spec: Spec, *, fast_forward: bool) -> Observed:
@@ -47,9 +48,18 @@ def arrivals(spec: Spec) -> list[Arrival]:
         most = r.get("max_tokens")
         output = r["output_tokens"]
         most = output if most is None else most
-        more = {name: r[name] for name in _OPTIONAL if name in r}
+        more = {name: r[name] for name in _OPTIONAL if name in r} | {"content": _content(r)}
         rows.append(Arrival(r["arrival_ns"], r["prompt_tokens"], output, most, index, **more))
     return sorted(rows, key=lambda arrival: arrival.arrival_ns)
+
+
+def _content(request: Spec) -> Content | None:
+    if "content" in request:
+        return Content(request["content"])
+    if "block_ids" not in request:
+        return None
+    size, prompt = request["block_ids_tokens"], request["prompt_tokens"]
+    return Content.of_blocks(request["block_ids"], size, prompt)
 
 
 def build(spec: Spec) -> tuple[Cluster, list[str]]:

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import traces
+from sim.content import Content
 from sim.errors import TraceError
 from sim.request import NEVER, Trace
 from traces.build import columns
 from traces.sessions import SessionSource, begin_sessions, sessions_of
-from traces.turns import draw_delays, whole_prompts, with_block_ids
+from traces.turns import draw_delays, whole_prompts, with_content
 from traces.workload import resolve
 
 
@@ -254,43 +255,42 @@ def common(first: Any, second: Any) -> int:
         min_size=1,
         max_size=14,
     ),
-    st.sampled_from([1, 2, 4, 5]),
 )
-def test_two_turns_have_the_ids_of_the_whole_blocks_that_their_texts_share(
-    rows: list[tuple[str | None, int, int, int]], size: int
+def test_two_turns_have_the_tokens_in_common_that_their_texts_share(
+    rows: list[tuple[str | None, int, int, int]],
 ) -> None:
     session, prompt, output, more = map(list, zip(*rows, strict=True))
     trace = trace_of(["z", *session], prompt=[9, *prompt], output=[3, *output])
     trace.max_tokens = trace.output_tokens + np.array([0, *more])
     said = texts(trace)
 
-    derived = with_block_ids(trace, sessions_of(trace), size)
+    derived = with_content(trace, sessions_of(trace))
 
-    assert derived.block_ids_tokens == size
-    assert derived.block_ids is not None
-    ids = [each.tolist() for each in derived.block_ids]
-    possible = ((trace.prompt_tokens + trace.max_tokens) // size).tolist()
-    beyond = [-(-p // size) + 1 for p in trace.prompt_tokens.tolist()]
-    assert [len(each) for each in ids] == [*map(max, possible, beyond)]
-    assert trace.block_ids is None
+    possible = (trace.prompt_tokens + trace.max_tokens).tolist()
+    content = [named(derived, row) for row in range(len(said))]
+    assert [each.tokens for each in content] == possible
+    assert trace.content is None
     for i in range(len(said)):
         for j in range(i):
-            # Ids beyond what a turn says are of blocks that it never fills.
-            filled_i, filled_j = (len(said[k]) // size for k in (i, j))
-            shared = common(ids[i][:filled_i], ids[j][:filled_j])
-            assert shared == common(said[i], said[j]) // size
-            assert not set(ids[i][shared:filled_i]) & set(ids[j][shared:filled_j])
+            # What a turn might have said beyond what it did is never looked for.
+            mine, others = content[i].cut(len(said[i])), content[j].cut(len(said[j]))
+            assert mine.shared(others) == common(said[i], said[j])
 
 
-def test_turns_that_only_add_take_parts_of_one_array() -> None:
+def named(trace: Trace, row: int) -> Content:
+    content = trace.content_of(row)
+    assert content is not None
+    return content
+
+
+def test_turns_that_only_add_are_one_run_of_tokens() -> None:
     turns = 50
     prompts = [1000 * (k + 1) for k in range(turns)]
     trace = settled(["a"] * turns, prompt=prompts, output=[100] * turns)
 
-    derived = with_block_ids(trace, sessions_of(trace), 10)
+    derived = with_content(trace, sessions_of(trace))
 
-    assert derived.block_ids is not None
-    assert all(np.shares_memory(ids, derived.block_ids[-1]) for ids in derived.block_ids)
+    assert all(len(named(derived, row).firsts) == 1 for row in range(turns))
 
 
 # --- formats

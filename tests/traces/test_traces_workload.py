@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from sim.content import Content
 from sim.errors import TraceError
 from sim.request import Arrival, Trace
 from traces.build import columns
@@ -112,9 +113,8 @@ def test_trace_source_yields_rows_in_order_with_all_columns() -> None:
     assert (first.deadline_ns, second.deadline_ns) == (7, None)
     assert (first.delay_ns, second.delay_ns) == (0, 8)
     assert (first.cancel_after_ns, second.cancel_after_ns) == (None, 9)
-    assert first.block_ids is not None
-    assert list(first.block_ids) == [0, 1]
-    assert first.block_ids_tokens == 4
+    # Of 5 prompt tokens one block of 4 is full.
+    assert (first.content, second.content) == (Content([(0, 4)]), Content([(0, 4)]))
 
 
 def test_trace_source_is_what_the_trace_itself_lists() -> None:
