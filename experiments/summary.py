@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from experiments.verdict import judge
-from sim import metrics
-from sim.metrics import METRICS, NS_PER_S, Gaps, ReplicaFacts, Requests
+from sim import cache_metrics, metrics
+from sim.metric_definitions import METRICS
+from sim.metrics import NS_PER_S, Gaps, ReplicaFacts, Requests
 from sim.model_work import ModelWork, mbu, mfu
 from sim.records import STATES
 from sim.slo import SLO, Windows, request_classes, select, slo_attainment
@@ -33,7 +34,7 @@ def summarize(
     Args:
         requests: All requests that arrived, with column `request_class` where the trace has one.
         itl: Counted gaps of the measured requests of each class (see `sim.slo.class_groups`).
-        series: Queue, running and KV on a time grid; empty columns where it was not recorded.
+        series: Columns `sim.records.SERIES_COLUMNS` on a time grid; empty where not recorded.
         replicas: In the order of the indices in the columns.
         reasons: Text of each code in column `reason`.
         run_end_ns: The last instant of the run.
@@ -51,6 +52,7 @@ def summarize(
     measured = select(requests, mask)
     gpus = sum(replica.gpus for replica in replicas)
     span = start_ns, end_ns, run_end_ns
+    cached = cache_metrics.has_cache(replicas)
     verdict = judge(requests)
     summary = {
         "requests": _counts(requests),
@@ -68,11 +70,11 @@ def summarize(
         "verdict": {"name": verdict.name, "reason": verdict.reason},
         "slo": _targets(slo),
         "overall": {
-            **_metrics(measured, metrics.merge_gaps(itl.values()), span, slo, gpus),
+            **_metrics(measured, metrics.merge_gaps(itl.values()), span, slo, gpus, cached=cached),
             **_over_time(requests, series, replicas, span),
             **_of_the_peak(requests, replicas, work, run_end_ns),
         },
-        "classes": _classes(measured, itl, span, slo, gpus),
+        "classes": _classes(measured, itl, span, slo, gpus, cached=cached),
     }
     jsonable: dict[str, Any] = _jsonable(summary)
     return jsonable
@@ -110,12 +112,19 @@ def _replicas(
             "busy_s": replica.busy_ns / NS_PER_S,
             "utilisation": share,
         }
+        | ({} if replica.lost_blocks is None else {"lost_blocks": replica.lost_blocks})
         for replica, share in zip(replicas, shares, strict=True)
     ]
 
 
 def _metrics(
-    requests: Requests, gaps: Gaps, span: tuple[int, int, int], slo: SLO, gpus: int
+    requests: Requests,
+    gaps: Gaps,
+    span: tuple[int, int, int],
+    slo: SLO,
+    gpus: int,
+    *,
+    cached: bool,
 ) -> dict[str, Any]:
     """Metrics of any set of requests; `span` is start and end of the window and end of the run."""
     start_ns, end_ns, run_end_ns = span
@@ -138,6 +147,9 @@ def _metrics(
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
         "cached_tokens": int(requests["cached_tokens"].sum()),
     }
+    if cached:
+        values["prefix_hit_rate_tokens"] = cache_metrics.hit_rate_tokens(requests)
+        values["prefix_hit_rate_requests"] = cache_metrics.hit_rate_requests(requests)
     return _in_order(values)
 
 
@@ -148,13 +160,20 @@ def _over_time(
     span: tuple[int, int, int],
 ) -> dict[str, Any]:
     start_ns, end_ns, run_end_ns = span
+    window = start_ns, end_ns
     whole = metrics.run_span_ns(requests, run_end_ns)
     shares = metrics.utilisation(replicas, whole)
     values = {
-        "batch_size": metrics.distribution(metrics.batch_sizes(series, (start_ns, end_ns))),
-        "kv_use": metrics.distribution(metrics.kv_use(series, replicas, (start_ns, end_ns))),
+        "batch_size": metrics.distribution(metrics.batch_sizes(series, window)),
+        "kv_use": metrics.distribution(metrics.kv_use(series, replicas, window)),
         "utilisation": float(shares.mean()) if len(shares) else math.nan,
     }
+    if cache_metrics.has_cache(replicas):
+        cached = cache_metrics.kv_cached(series, replicas, window)
+        free = cache_metrics.kv_free(series, replicas, window)
+        values["kv_cached"] = metrics.distribution(cached)
+        values["kv_free"] = metrics.distribution(free)
+        values["evicted_tokens"] = cache_metrics.evicted_tokens(replicas)
     return _in_order(values)
 
 
@@ -174,6 +193,8 @@ def _classes(
     span: tuple[int, int, int],
     slo: SLO,
     gpus: int,
+    *,
+    cached: bool,
 ) -> dict[str, Any]:
     request_class = request_classes(measured)
     names = sorted(set(request_class.tolist()))
@@ -184,7 +205,7 @@ def _classes(
         rows = select(measured, request_class == name)
         gaps = itl.get(name, metrics.merge_gaps([]))
         counts = {"requests": _counts(rows)}
-        blocks[name] = counts | _metrics(rows, gaps, span, slo.for_class(name), gpus)
+        blocks[name] = counts | _metrics(rows, gaps, span, slo.for_class(name), gpus, cached=cached)
     return blocks
 
 

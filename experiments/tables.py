@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from experiments.notes import few
 from experiments.report import RunHead, metrics_of, unique_labels
 from sim.errors import ConfigError, nearest
-from sim.metrics import METRICS
+from sim.metric_definitions import METRICS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -517,6 +517,7 @@ class LiveCluster:
                 step_time_usage=replica.step_time_usage,
                 stage_busy_ns=tuple(replica.stage_busy_ns),
                 iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
+                lost_blocks=replica.kv.lost_blocks if replica.kv.has_cache else None,
             )
             for replica in self.replicas
         ]

@@ -143,11 +143,7 @@ def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generato
     while True:
         yield Instant(env, step - now_ns(env) % step, Phase.SAMPLE)
         for replica in live.replicas:
-            replica.sync()
-            used = replica.kv.total_blocks - replica.kv.free_blocks
-            state = replica.state
-            row = (now_ns(env), replica.place, len(state.waiting), state.num_running, used)
-            recorder.series.extend(row)
+            recorder.series.extend((now_ns(env), replica.place, *replica.gauges()))
         if env.peek() == float("inf"):
             return
         if now_ns(env) // step >= _MOST_SPANS * record.series_points:

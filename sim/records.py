@@ -197,6 +197,7 @@ class ReplicaInfo:
             empty without a pipeline.
         iterations_by_rows: How many iterations computed how many rows, prompts' and decodes', as
             (rows, iterations) in order of rows; empty where read back from files, which lack it.
+        lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
     """
 
     name: str
@@ -213,6 +214,7 @@ class ReplicaInfo:
     step_time_usage: Mapping[str, Any] | None = None
     stage_busy_ns: tuple[int, ...] = ()
     iterations_by_rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    lost_blocks: int | None = None
 
 
 class Recorder:
@@ -341,7 +343,17 @@ STEP_COLUMNS = (
     "busy_ns",
 )
 EVENT_COLUMNS = ("request", "event", "time_ns", "replica", "step")
-SERIES_COLUMNS = ("time_ns", "replica", "waiting", "running", "used_blocks")
+# Blocks in use, cached ones (content that nobody uses) and free ones, the rest, are all blocks.
+# Lost blocks, which had content that a cache could have found again, are counted from the start.
+SERIES_COLUMNS = (
+    "time_ns",
+    "replica",
+    "waiting",
+    "running",
+    "used_blocks",
+    "cached_blocks",
+    "lost_blocks",
+)
 TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
 
 

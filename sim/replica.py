@@ -191,6 +191,13 @@ class Replica:
         """What its step-time model counted; None if it counts nothing."""
         return None if self._notes_to is None else self._notes_to.usage()
 
+    def gauges(self) -> tuple[int, int, int, int, int]:
+        """What the series holds of it, as of now: see `sim.records.SERIES_COLUMNS`."""
+        self.sync()
+        kv, state = self.kv, self.state
+        used = kv.total_blocks - kv.free_blocks
+        return len(state.waiting), state.num_running, used, kv.cached_blocks, kv.lost_blocks
+
     # --- what reaches the replica
 
     def place_request(self, request: Request, life: Lifetime, goal: int) -> None:
@@ -674,9 +681,8 @@ class Replica:
         cache = self._cache
         if cache is None:
             return 0
-        cache.settle()
         before, self._lost_before = self._lost_before, cache.lost_blocks
-        return cache.lost_blocks - before
+        return self._lost_before - before
 
     def _preempted(
         self, request: Request, lost_tokens: int, first_tick: int, ticks: int | None

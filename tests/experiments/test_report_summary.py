@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.summary import summarize
-from sim.metrics import METRICS
+from sim.metric_definitions import METRICS
 from sim.records import FINISHED, REJECTED, UNFINISHED
 from sim.slo import SLO, Windows
 
@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 class Replica:
     name, pool, gpus, total_blocks = "main-0", "main", 2, 10
-    block_tokens, busy_ns, iterations = 16, 5 * S, 50
+    block_tokens, busy_ns, iterations, lost_blocks = 16, 5 * S, 50, 3
 
 
 def requests(**columns):
@@ -44,16 +44,18 @@ SERIES = {
     "waiting": np.array([0, 0, 1]),
     "running": np.array([1, 0, 3]),
     "used_blocks": np.array([2, 0, 10]),
+    "cached_blocks": np.array([0, 5, 0]),
+    "lost_blocks": np.array([0, 0, 3]),
 }
 ITL = {"(none)": (np.array([S, 2 * S]), np.array([2, 1]))}
 
 
-def summary(table=None, itl=ITL, **options):
+def summary(table=None, itl=ITL, replica=None, **options):
     return summarize(
         table or requests(),
         itl=itl,
         series=SERIES,
-        replicas=[Replica()],
+        replicas=[replica or Replica()],
         reasons=["", "over_pool"],
         run_end_ns=10 * S,
         **options,
@@ -123,3 +125,31 @@ def test_a_run_in_which_nothing_arrived_has_a_summary():
     assert result["requests"]["arrived"] == 0
     assert result["overall"]["ttft_s"]["p99"] is None
     assert result["verdict"]["name"] == "too short to tell"
+
+
+def test_what_concerns_a_prefix_cache_is_absent_without_one():
+    class Plain(Replica):
+        lost_blocks = None
+
+    of_caches = {"prefix_hit_rate_tokens", "prefix_hit_rate_requests", "kv_cached", "kv_free"}
+    of_caches.add("evicted_tokens")
+    with_cache, without = summary(), summary(replica=Plain())
+    assert set(with_cache["overall"]) - set(without["overall"]) == of_caches
+    assert "lost_blocks" not in without["replicas"][0]
+    assert with_cache["replicas"][0]["lost_blocks"] == 3
+
+
+def test_hits_are_of_the_requests_that_were_scheduled():
+    table = requests(cached_tokens=np.array([4, 0, 0, 16]))  # the second was rejected
+    overall = summary(table)["overall"]
+    assert overall["prefix_hit_rate_tokens"] == 20 / 80
+    assert overall["prefix_hit_rate_requests"] == 2 / 3
+    assert overall["evicted_tokens"] == 3 * 16
+
+
+def test_blocks_are_in_use_cached_or_free():
+    overall = summary()["overall"]  # of ten blocks: 2, 0, 10 in use; 0, 5, 0 cached
+    assert overall["kv_cached"]["max"] == 0.5
+    assert overall["kv_free"]["min"] == 0
+    shares = [overall[name]["mean"] for name in ("kv_use", "kv_cached", "kv_free")]
+    assert sum(shares) == pytest.approx(1)

@@ -20,6 +20,7 @@ from experiments.tables import (
     to_markdown,
 )
 from sim.errors import ConfigError
+from sim.records import SERIES_COLUMNS
 from sim.slo import SLO, Windows
 
 S = 1_000_000_000
@@ -27,7 +28,7 @@ S = 1_000_000_000
 
 class Replica:
     name, pool, gpus, total_blocks, busy_ns, iterations = "main-0", "main", 2, 10, S, 50
-    block_tokens = 16
+    block_tokens, lost_blocks = 16, None
 
 
 class Run:
@@ -59,7 +60,7 @@ class Run:
         if classes:
             self.requests["request_class"] = np.resize(np.array(classes, object), n)
             self.itl = dict.fromkeys(classes, gaps)
-        names = ("time_ns", "replica", "waiting", "running", "used_blocks")
+        names = SERIES_COLUMNS
         self.summary = summarize(
             self.requests,
             itl=self.itl,
