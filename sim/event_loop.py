@@ -11,7 +11,7 @@ import numpy as np
 from simpy import Environment
 from simpy.events import Event
 
-from sim.clock import Instant, Phase, now_ns
+from sim.clock import Clock, Instant, Phase, now_ns
 from sim.cluster import Cluster, LiveCluster
 from sim.collector import no_cycle_collection
 from sim.errors import StuckError
@@ -84,7 +84,7 @@ def simulate(
     Raises:
         StuckError: Requests remain and nothing will happen again, or a replica only recomputes.
     """
-    env = environment or Environment(initial_time=0)
+    env = environment or Clock(initial_time=0)
     recorder = Recorder(record or Record())
     on_end = getattr(source, "on_end", None)
     live = LiveCluster(

@@ -16,6 +16,7 @@ from sim.request import NEVER, Arrival, Ints, Request
 from sim.step_time import StepTimeOrigin
 
 if TYPE_CHECKING:
+    from sim.clock import Instant
     from sim.flight import Flight
     from sim.replica import Replica
 
@@ -74,8 +75,10 @@ class Lifetime:
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "cancellation",
         "decode_replica",
         "delivered",
+        "ended",
         "finish_seq",
         "first_scheduled_ns",
         "first_token_ns",
@@ -100,6 +103,8 @@ class Lifetime:
         self.where: Replica | None = None  # the replica that serves it now
         self.goal = 0  # tokens emitted when it leaves that replica
         self.delivered = 0  # tokens that the client has
+        self.ended = False
+        self.cancellation: Instant | None = None  # when its client will give up
         self.finish_seq = -1
         self.replica = self.decode_replica = -1
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
