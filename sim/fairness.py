@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sim.metrics import (
     NS_PER_S,
+    Bools,
     Floats,
     ReplicaFacts,
     Requests,
@@ -85,10 +86,14 @@ def imbalance(values: Floats, replicas: Sequence[ReplicaFacts]) -> tuple[float, 
     return max(peaks), max(float(part.std() / part.mean()) for part in parts)
 
 
-def session_e2e_s(requests: Requests) -> Floats:
-    """First arrival to last token of each session all of whose turns finished, seconds.
+def session_e2e_s(requests: Requests, measured: Bools) -> Floats:
+    """First arrival to last token of each session, seconds, shape (k,), in order of their names.
 
-    Shape (k,): sessions in order of their names; turns that never arrived are not seen here.
+    Sessions all of whose turns that arrived are measured and finished.
+
+    Args:
+        requests: With column `session`.
+        measured: Which of them lie in the window, (n,).
     """
     column = requests["session"]
     known = np.array([name is not None for name in column.tolist()], dtype=bool)
@@ -98,5 +103,5 @@ def session_e2e_s(requests: Requests) -> Floats:
     end = np.zeros(len(names), np.int64)
     np.maximum.at(end, of, requests["last_token_ns"][known])
     whole = np.ones(len(names), dtype=bool)
-    np.logical_and.at(whole, of, finished(requests)[known])
+    np.logical_and.at(whole, of, (finished(requests) & measured)[known])
     return np.asarray((end - begin)[whole] / NS_PER_S)

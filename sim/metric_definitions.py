@@ -217,8 +217,8 @@ METRICS: dict[str, Metric] = {
             "Fairness of service",
             "",
             "Jain's index over tenants of the tokens served to each, prompts answered and tokens "
-            "emitted: (sum x)^2 / (n sum x^2), 1 if all have the same, 1 / n if one has all. Absent "
-            "with less than two tenants.",
+            "emitted: (sum x)^2 / (n sum x^2), 1 if all have the same, 1 / n if one has all. "
+            "Absent with less than two tenants.",
             "higher",
         ),
         Metric(
@@ -233,8 +233,8 @@ METRICS: dict[str, Metric] = {
             "session_e2e",
             "Session E2E",
             "s",
-            "First arrival to last token of a session, of sessions all of whose measured turns "
-            "finished: waits between turns included. Absent without sessions.",
+            "First arrival to last token of a session, delays between its turns included, of "
+            "sessions whose turns all arrived in the window and finished. Absent without sessions.",
             spread=True,
             of_requests=False,
         ),
@@ -299,24 +299,24 @@ METRICS: dict[str, Metric] = {
             "imbalance_served_tokens",
             "Load imbalance",
             "",
-            "Largest / mean over the replicas of a pool of the tokens served: prompts answered where "
-            "they were prefilled, computed or found cached, and tokens where they were emitted; 1 is "
-            "even. Of several pools the worst; absent where none has two replicas.",
+            "Largest / mean over the replicas of a pool of the tokens served: prompts answered "
+            "where they were prefilled, computed or found cached, and tokens where they were "
+            "emitted; 1 is even. Of several pools the worst. Absent where none has two replicas.",
             of_requests=False,
         ),
         Metric(
             "imbalance_served_tokens_cv",
             "CV of load",
             "",
-            "Standard deviation / mean of the same.",
+            "Standard deviation / mean of the same. Absent where no pool has two replicas.",
             of_requests=False,
         ),
         Metric(
             "imbalance_utilisation",
             "Imbalance of utilisation",
             "",
-            "Largest / mean utilisation over the replicas of a pool. Of several pools the worst; "
-            "absent where none has two replicas.",
+            "Largest / mean utilisation over the replicas of a pool. Of several pools the worst. "
+            "Absent where none has two replicas.",
             of_requests=False,
         ),
         Metric(
