@@ -64,6 +64,7 @@ def json_schema() -> Schema:
         "additionalProperties": {"type": "array", "minItems": 1},
         "description": "Dotted key to values; every combination is a variant.",
     }
+    top["answer"] = _answer(definitions)
     _allow_presets(definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -74,6 +75,21 @@ def json_schema() -> Schema:
         "patternProperties": {r"^\w+(\.\w+)+$": True},
         "additionalProperties": False,
         "$defs": definitions,
+    }
+
+
+def _answer(definitions: Schema) -> Schema:
+    definitions["Saying"] = keys.Saying.model_json_schema()
+    _describe({"Saying": definitions["Saying"]})
+    sentence = {"type": "string"}
+    entry = {"anyOf": [sentence, {"$ref": "#/$defs/Saying"}]}
+    return {
+        "anyOf": [sentence, {"type": "array", "minItems": 1, "items": entry}, {"type": "null"}],
+        "description": "What the numbers say, in one sentence, printed below the table. Numbers "
+        "stand in braces as variant.metric.statistic with a format: {a.ttft_s.p99:.2f}, "
+        "{a.slo_attainment:.0%}, of a class {a.classes.chat.ttft_s.p99}, also calculated: "
+        "{1 - a.ttft_s.mean / b.ttft_s.mean:.0%}, or as words: {'less' if a.ttft_s.mean < "
+        "b.ttft_s.mean else 'not less'}. In a list the first entry is said whose when holds.",
     }
 
 

@@ -332,6 +332,16 @@ class Common(Strict):
     """Check the invariants after every step."""
 
 
+class Saying(Strict):
+    """One of several sentences of an `answer`: the first is said whose condition holds."""
+
+    when: str | None = None
+    """A comparison of numbers of variants, such as ``cache.ttft_s.mean < no cache.ttft_s.mean``,
+    also with ``and``, ``or``, ``not``. The last entry has none."""
+    say: str
+    """The sentence; see `answer`."""
+
+
 class Experiment(Common):
     """One variant, resolved: nothing is left to a default or a preset."""
 
@@ -345,5 +355,5 @@ class Experiment(Common):
 
 POOL_KEYS = tuple(Pool.model_fields)
 """Keys of a pool, accepted at top level for all pools."""
-FILE_KEYS = (*Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid")
+FILE_KEYS = (*Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid", "answer")
 """Keys of a config file."""

@@ -17,6 +17,7 @@ from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
 from sim.records import (
+    CANCELLED,
     ENDED,
     FAILED,
     FINISHED,
@@ -153,7 +154,7 @@ class Transfer:
 
     def call_off(self) -> None:
         """It never ends. What both sides hold for it is the caller's to give back."""
-        self.end.callbacks.clear()
+        self.end.call_off()
 
 
 class Pool:
@@ -226,6 +227,7 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
+        self.impatient = 0
         self._recorder = recorder
         self._on_end = on_end
         self._on_failed = on_failed
@@ -275,6 +277,10 @@ class LiveCluster:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
         self.arrived += 1
+        patience_ns = arrival.cancel_after_ns
+        if patience_ns is not None and patience_ns <= 0:
+            self.end(life, CANCELLED, "", now_ns(self.env))
+            return
         o = arrival.output_tokens
         reason: str | None = "empty"
         if arrival.prompt_tokens >= 1 and o >= 1:
@@ -296,6 +302,10 @@ class LiveCluster:
         replica.place_request(request, life, 1 if self.decode else o)
         self._event(life, QUEUED, replica)
         replica.enqueue(request)
+        if patience_ns is not None:
+            self.impatient += 1
+            life.cancellation = Instant(self.env, patience_ns, Phase.CANCEL + arrival.index)
+            life.cancellation.callbacks.append(_GivesUp(self, life))
 
     def _refusal(self, life: Lifetime, request: Request) -> str | None:
         """Why no replica can run the request, in the order of rule 36, or None."""
@@ -349,8 +359,12 @@ class LiveCluster:
 
         Ended early, it leaves the replica where it is, which must not have it in flight.
         """
+        life.ended = True
         if life.where is not None and life.request is not None:
             life.where.drop(life.request)
+        if life.cancellation is not None:
+            self.impatient -= 1
+            life.cancellation.call_off()
         self.live.pop(life.arrival.index, None)
         self.ended += 1
         if self._progress is not None and self.ended % _TELL_EVERY == 0:
@@ -364,6 +378,35 @@ class LiveCluster:
         for arrival in tell(life.arrival.index, now_ns):
             caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
+
+    def cancel(self, life: Lifetime) -> None:
+        """Phase (2b): the client gives up, and the request ends (rules 53 and 75).
+
+        What has it in hand goes on as planned, a step or a transfer, and frees its memory then.
+        """
+        request, replica = life.request, life.where
+        if replica is None or request is None:  # its prefill ended at this very instant
+            self._not_sent(self._hand_overs, life)
+        elif life.arrival.index in self.transfers:
+            replica.sign_off(request)
+        elif self._not_sent(self._pulls[replica], life):
+            replica.sign_off(request)
+            replica.forget(request)
+            replica.notify()
+        else:
+            replica.give_up(request)
+        self.end(life, CANCELLED, "", now_ns(self.env))
+
+    @staticmethod
+    def _not_sent(pulls: deque[_Pull] | list[_Pull], life: Lifetime) -> bool:
+        """Take out a request that waits for its transfer, and free its KV; False if it does not."""
+        pull = next((pull for pull in pulls if pull.life is life), None)
+        if pull is None:
+            return False
+        pulls.remove(pull)
+        pull.source.free_held(pull.source_blocks)
+        pull.source.notify()
+        return True
 
     # --- from prefill to decode
 
@@ -428,24 +471,25 @@ class LiveCluster:
             now_ns(self.env),
         )
         del self.transfers[request.index]
-        source.sync()
-        source.kv.free_blocks += transfer.source_blocks
-        source.held_for_transfer -= transfer.source_blocks
-        source.relieved()
+        source.free_held(transfer.source_blocks)
         request.target_tokens = request.prompt_tokens
         request.computed_then = request.prompt_tokens - (1 if self._again else 0)
         request.joined_ns = now
-        target.state.loaded.append(request)
         self._recorder.transfers.extend(
             (request.index, source.place, target.place, transfer.start_ns, now, transfer.num_bytes)
         )
-        self._event(transfer.life, LOADED, target)
+        if transfer.life.ended:  # cancelled meanwhile
+            target.sync()
+            target.forget(request)
+        else:
+            target.state.loaded.append(request)
+            self._event(transfer.life, LOADED, target)
         source.notify()
         target.notify()
 
     def may_help(self, replica: Replica) -> bool:
-        """Whether KV is on its way, or another replica does more than recompute."""
-        if self.transfers:
+        """Whether KV is on its way, clients may give up, or others do more than recompute."""
+        if self.transfers or self.impatient:
             return True
         others = (other for other in self.replicas if other is not replica)
         return any(other.at_work and not other.barren for other in others)
@@ -473,6 +517,7 @@ class LiveCluster:
                 step_time_usage=replica.step_time_usage,
                 stage_busy_ns=tuple(replica.stage_busy_ns),
                 iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
+                lost_blocks=replica.kv.lost_blocks if replica.kv.has_cache else None,
             )
             for replica in self.replicas
         ]
@@ -497,6 +542,17 @@ class _Arriving:
 
     def __call__(self, _: Event) -> None:
         self.cluster.arrive(self.arrival)
+
+
+@dataclass
+class _GivesUp:
+    """Callback: the client's patience is over."""
+
+    cluster: LiveCluster
+    life: Lifetime
+
+    def __call__(self, _: Event) -> None:
+        self.cluster.cancel(self.life)
 
 
 @dataclass

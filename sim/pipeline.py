@@ -351,6 +351,7 @@ class PipelineReplica(Replica):
         self._advance(ride.flight, ride.flight.applied)
         self.in_flight.remove(ride.flight)
         self.state.bring_back(ride.riders)
+        self._leave_early(ride.flight.given_up)
         self._reunite(ride.riders.group)
 
     # --- bookkeeping

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from sim.decode_group import DecodeGroup
 from sim.extents import Entry, Extent, Holding, Key, Nameless, Node, block_runs
@@ -44,7 +45,6 @@ class PrefixCache(BlockPool):
     Attributes:
         shared_blocks: Holdings of blocks beyond the first of each: what the sum over requests of
             blocks held exceeds the blocks in use by.
-        lost_blocks: Blocks that have lost their content so far.
         rivals: Requests running here of which another one, when it was admitted, was said to
             generate the very tokens of theirs. While there are any, each decode is registered at
             once, in the order of running, and every iteration has its pass.
@@ -54,24 +54,26 @@ class PrefixCache(BlockPool):
         "_blank",
         "_held",
         "_in_order",
+        "_lost",
         "_match",
         "_origins",
         "_queue",
         "_queued",
         "_root",
         "_with_content",
-        "lost_blocks",
         "rivals",
         "shared_blocks",
         "uncached_first",
     )
+
+    has_cache: ClassVar[bool] = True
 
     def __init__(
         self, total_blocks: int, block_tokens: int = 16, *, uncached_first: bool = False
     ) -> None:
         super().__init__(total_blocks, block_tokens)
         self.uncached_first = uncached_first
-        self.shared_blocks = self.lost_blocks = self.rivals = 0
+        self.shared_blocks = self.rivals = self._lost = 0
         self._root = Node(None, 0, 0)
         # In the queue: blocks without content at the front, then entries. Blocks taken since the
         # queue was last brought up to date are in it still: more than `free_blocks`.
@@ -86,9 +88,15 @@ class PrefixCache(BlockPool):
 
     @property
     def cached_blocks(self) -> int:
-        """Free blocks with content."""
+        """Blocks with content that nobody uses."""
         self.settle()
         return self._with_content
+
+    @property
+    def lost_blocks(self) -> int:
+        """Blocks that have lost their content so far."""
+        self.settle()
+        return self._lost
 
     # --- finding
 
@@ -405,7 +413,7 @@ class PrefixCache(BlockPool):
                     entry.leave()
             gone -= lost
             if content:
-                self.lost_blocks += lost
+                self._lost += lost
                 self._with_content -= lost
 
     def _lose(self, extent: Extent, most: int) -> int:

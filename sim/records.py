@@ -16,6 +16,7 @@ from sim.request import NEVER, Arrival, Ints, Request
 from sim.step_time import StepTimeOrigin
 
 if TYPE_CHECKING:
+    from sim.clock import Instant
     from sim.flight import Flight
     from sim.replica import Replica
 
@@ -74,8 +75,10 @@ class Lifetime:
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "cancellation",
         "decode_replica",
         "delivered",
+        "ended",
         "finish_seq",
         "first_scheduled_ns",
         "first_token_ns",
@@ -100,6 +103,8 @@ class Lifetime:
         self.where: Replica | None = None  # the replica that serves it now
         self.goal = 0  # tokens emitted when it leaves that replica
         self.delivered = 0  # tokens that the client has
+        self.ended = False
+        self.cancellation: Instant | None = None  # when its client will give up
         self.finish_seq = -1
         self.replica = self.decode_replica = -1
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
@@ -192,6 +197,7 @@ class ReplicaInfo:
             empty without a pipeline.
         iterations_by_rows: How many iterations computed how many rows, prompts' and decodes', as
             (rows, iterations) in order of rows; empty where read back from files, which lack it.
+        lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
     """
 
     name: str
@@ -208,6 +214,7 @@ class ReplicaInfo:
     step_time_usage: Mapping[str, Any] | None = None
     stage_busy_ns: tuple[int, ...] = ()
     iterations_by_rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    lost_blocks: int | None = None
 
 
 class Recorder:
@@ -336,7 +343,17 @@ STEP_COLUMNS = (
     "busy_ns",
 )
 EVENT_COLUMNS = ("request", "event", "time_ns", "replica", "step")
-SERIES_COLUMNS = ("time_ns", "replica", "waiting", "running", "used_blocks")
+# Blocks in use, cached ones (content that nobody uses) and free ones, the rest, are all blocks.
+# Lost blocks, which had content that a cache could have found again, are counted from the start.
+SERIES_COLUMNS = (
+    "time_ns",
+    "replica",
+    "waiting",
+    "running",
+    "used_blocks",
+    "cached_blocks",
+    "lost_blocks",
+)
 TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
 
 

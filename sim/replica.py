@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
@@ -162,7 +162,7 @@ class Replica:
         self._turn = Phase.SCHEDULE + place
         self._step_end = Phase.STEP_END + place
         self._bell = Doorbell(env)
-        self._wake = Instant(env, 0, Phase.STEP_END)
+        self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
         self._idle = False
         self._timer_ns = NEVER
         self._barren_steps = 0
@@ -190,6 +190,13 @@ class Replica:
     def step_time_usage(self) -> Mapping[str, Any] | None:
         """What its step-time model counted; None if it counts nothing."""
         return None if self._notes_to is None else self._notes_to.usage()
+
+    def gauges(self) -> tuple[int, int, int, int, int]:
+        """What the series holds of it, as of now: see `sim.records.SERIES_COLUMNS`."""
+        self.sync()
+        kv, state = self.kv, self.state
+        used = kv.total_blocks - kv.free_blocks
+        return len(state.waiting), state.num_running, used, kv.cached_blocks, kv.lost_blocks
 
     # --- what reaches the replica
 
@@ -234,29 +241,74 @@ class Replica:
         flight = self.in_flight.pop()
         del flight.ends_ns[flight.applied :]
         self._advance(flight, flight.applied)
+        self._leave_early(flight.given_up)
         if flight.applied:
             self._count(flight, flight.applied)
         self._wake = self._wake.replace(0, self._turn)
 
     def drop(self, request: Request) -> None:
         """A request that is not in flight leaves, whatever it was doing; its memory comes back."""
-        state, life = self.state, self.lives[request]
+        state = self.state
         if request.group is not None:
             self._leave_group(request)
         if request.seat >= 0:
             del state.running[request]
             state.prefilling.pop(request, None)
             state.paused.pop(request, None)
-        elif request in state.loaded:
+        else:
+            self._take_out(request)
+        self.sign_off(request)
+        self.forget(request)
+
+    def give_up(self, request: Request) -> None:
+        """Its client is gone: it counts no more here, and leaves once no step computes it.
+
+        A step under way keeps its length and emits no token for it; its memory and its seat are
+        free when that has left the last stage (rules 53 and 75). Under static batching its memory
+        comes back with that of the batch (rule 77).
+        """
+        self.relieved()
+        self.notify()
+        self.sync()
+        flight = next((x for x in self.in_flight if x.carries(request)), None)
+        if request.group is not None:
+            self._leave_group(request)
+        self.sign_off(request)
+        self.lives[request].ended = True
+        if flight is not None:
+            flight.given_up += (request,)
+        elif request.seat >= 0:
+            self._leave_early((request,))
+        else:
+            self._take_out(request)
+            self.forget(request)
+
+    def sign_off(self, request: Request) -> None:
+        """The request is not outstanding here any more."""
+        self.outstanding -= 1
+        self._known_tokens -= request.known_tokens
+        self.lives[request].where = None
+
+    def forget(self, request: Request) -> None:
+        """The last of a request that has signed off: its memory comes back."""
+        del self.lives[request]
+        request.seat = -1
+        self.kv.release(request)
+
+    def free_held(self, blocks: int) -> None:
+        """Blocks of a request that has left, kept for its transfer, are free."""
+        self.sync()
+        self.kv.free_blocks += blocks
+        self.held_for_transfer -= blocks
+        self.relieved()
+
+    def _take_out(self, request: Request) -> None:
+        """A request without a seat leaves the queue in which it is, if it is in one."""
+        state = self.state
+        if request in state.loaded:
             state.loaded.remove(request)
         elif request in state.waiting:
             state.waiting.take_out(request)
-        request.seat = -1
-        self.outstanding -= 1
-        self._known_tokens -= request.known_tokens
-        life.where = None
-        del self.lives[request]
-        self.kv.release(request)
 
     # --- the iteration loop
 
@@ -290,6 +342,9 @@ class Replica:
             self._surroundings.pull(self)
         if state.wake_at_ns is not None:
             self._set_timer(state.wake_at_ns)
+        elif self._timer_ns != NEVER:
+            self._timer.call_off()
+            self._timer_ns = NEVER
         if flight is not None:
             self._launch(flight)
         return flight is not None
@@ -471,9 +526,15 @@ class Replica:
         done: list[Request] = []
         if flight.ticks and flight.group.finish[0][0] <= flight.group.clock:
             self._finish_decodes(flight.group, done)
+        given_up = flight.given_up
+        if given_up:
+            self._stop_decodes(flight, done)
         self._count(flight, n)
         for request, _ in flight.chunks:
-            if request.computed_then == request.target_tokens and self._prefilled(request, now):
+            if given_up and request in given_up:
+                del self.state.prefilling[request]
+                done.append(request)
+            elif request.computed_then == request.target_tokens and self._prefilled(request, now):
                 done.append(request)
         if done:
             if len(done) > 1 and flight.batch.in_running_order:
@@ -494,6 +555,15 @@ class Replica:
         for request in done:
             self._leave_group(request)
 
+    def _stop_decodes(self, flight: Flight, done: list[Request]) -> None:
+        """Decodes whose clients gave up leave with those that finish; a last token is stored."""
+        chunks = {request for request, _ in flight.chunks}
+        decodes = [request for request in flight.given_up if request not in chunks]
+        for request in decodes:
+            request.computed_then += 1
+        done += decodes
+        done.sort(key=_by_seat)
+
     def _prefilled(self, request: Request, now: int) -> bool:
         """A prefill is complete and emits a token. True if it was the last to be emitted here."""
         life = self.lives[request]
@@ -513,7 +583,7 @@ class Replica:
         self.state.join_group(request)
         return False
 
-    def _leave(self, done: list[Request], now: int) -> None:
+    def _leave(self, done: Sequence[Request], now: int) -> None:
         """Requests that emitted all they emit here: they end or move on, and memory comes back."""
         state, late = self.state, self._late
         for request in done:
@@ -522,28 +592,37 @@ class Replica:
                 self._part(request, now)
         for request in self.policy.leaving(done, state):
             if late:
-                if not self._withholds:
-                    self._deliver_all(request, now)
                 self._part(request, now)
             self._give_back(request, now)
 
+    def _leave_early(self, given_up: Sequence[Request]) -> None:
+        """Running requests whose clients gave up leave, no step being under way for them."""
+        for request in given_up:
+            self.state.prefilling.pop(request, None)
+            self.state.paused.pop(request, None)
+        if given_up:
+            self._leave(given_up, now_ns(self.env))
+
     def _part(self, request: Request, now: int) -> None:
-        """The client has its last token, or the last that this replica emits."""
-        self.outstanding -= 1
-        self._known_tokens -= request.known_tokens
+        """The client has its last token, or the last that this replica emits, or is gone."""
         life = self.lives[request]
-        life.where = None
+        if life.ended:
+            return
+        if self._late and not self._withholds:
+            self._deliver_all(request, now)
+        self.sign_off(request)
         if life.delivered == life.arrival.output_tokens:
             self._surroundings.finished(life, now)
 
     def _give_back(self, request: Request, now: int) -> None:
         """Free the memory of a request that leaves, or keep it for its transfer."""
-        life = self.lives.pop(request)
+        life = self.lives[request]
+        if life.ended:
+            self.forget(request)
+            return
+        del self.lives[request]
         request.seat = -1
-        if life.delivered == life.arrival.output_tokens:
-            self.kv.release(request)
-        else:
-            self._surroundings.prefilled(self, request, life, now)
+        self._surroundings.prefilled(self, request, life, now)
 
     def _deliver_all(self, request: Request, now: int) -> None:
         """The client gets, at once, all that the batch emitted for it."""
@@ -602,9 +681,8 @@ class Replica:
         cache = self._cache
         if cache is None:
             return 0
-        cache.settle()
         before, self._lost_before = self._lost_before, cache.lost_blocks
-        return cache.lost_blocks - before
+        return self._lost_before - before
 
     def _preempted(
         self, request: Request, lost_tokens: int, first_tick: int, ticks: int | None
@@ -645,10 +723,10 @@ class Replica:
     def _set_timer(self, when_ns: int) -> None:
         """The policy wants a pass at this instant although nothing may happen."""
         if self._timer_ns != when_ns:
+            self._timer.call_off()
             self._timer_ns = when_ns
-            Instant(self.env, when_ns - now_ns(self.env), self._turn).callbacks.append(
-                self._timer_rings
-            )
+            self._timer = Instant(self.env, when_ns - now_ns(self.env), self._turn)
+            self._timer.callbacks.append(self._timer_rings)
 
     def _timer_rings(self, _: Event) -> None:
         self._timer_ns = NEVER
@@ -720,7 +798,8 @@ class Replica:
             f"replica {self.place}: {kv.free_blocks} free + {used} used + "
             f"{self.held_for_transfer} held for transfers is not {kv.total_blocks}"
         )
-        decoding = [request for request in state.running if not request.prefilling]
+        stay = [request for request in state.running if not self.lives[request].ended]
+        decoding = [request for request in stay if not request.prefilling]
         assert len(decoding) == state.group.size + len(state.paused)
         context = sum(r.computed_tokens + 1 for r in self.lives if r.group is not None)
         assert context == sum(group.context_tokens for group in self._groups())

@@ -88,7 +88,7 @@ class PlainPrefixCache(PrefixCache):
     ) -> None:
         BlockPool.__init__(self, total_blocks, block_tokens)
         self.uncached_first = uncached_first
-        self.shared_blocks = self.lost_blocks = self.rivals = 0
+        self.shared_blocks = self.rivals = self._lost = 0
         self._root = _Node(None, None)
         # In the queue: blocks without content at the front, then entries. Blocks taken since the
         # queue was last brought up to date are in it still: more than `free_blocks`.
@@ -289,14 +289,14 @@ class PlainPrefixCache(PrefixCache):
             if isinstance(entry, _Block):
                 del self._queue[entry]
                 self._forget(entry)
-                self.lost_blocks += 1
+                self._lost += 1
                 gone -= 1
                 continue
             blocks = min(gone, entry.blocks)
             entry.blocks -= blocks
             gone -= blocks
             if entry.content:
-                self.lost_blocks += blocks
+                self._lost += blocks
             if not entry.blocks:
                 del self._queue[entry]
 
