@@ -221,13 +221,17 @@ class Replica:
             self._bell.ring(self._turn)
 
     def sync(self) -> None:
-        """Apply the iterations that are over, so that whoever reads the state sees the present."""
+        """Apply the iterations that are over, so that whoever reads the state sees the present.
+
+        An iteration that would start at this instant has not: the pass before it is still to come.
+        """
         if not self.in_flight:
             return
-        flight = self.in_flight[-1]
-        over = min(bisect_right(flight.ends_ns, self.env.now), len(flight.ends_ns) - 1)
-        if over > flight.applied:
-            self._advance(flight, over)
+        flight, now = self.in_flight[-1], self.env.now
+        over = min(bisect_right(flight.ends_ns, now), len(flight.ends_ns) - 1)
+        begun = not over or flight.ends_ns[over - 1] < now
+        if over > flight.applied or begun > flight.begun:
+            self._advance(flight, over, begun=begun)
 
     def void(self) -> None:
         """Lose the iteration in flight: those that are over stand, the rest never happened.
@@ -481,22 +485,28 @@ class Replica:
 
     # --- the effects of iterations
 
-    def _advance(self, flight: Flight, upto: int) -> None:
-        """Apply the iterations of a run up to `upto`, taking the blocks of the one that follows."""
+    def _advance(self, flight: Flight, upto: int, *, begun: bool = True) -> None:
+        """Apply the iterations of a run up to `upto`.
+
+        If there is one more, and that has begun, its blocks are taken as well.
+        """
         ends, group = flight.ends_ns, flight.group
         new = ends[flight.applied : upto] if flight.applied or upto < len(ends) else ends
         flight.applied = upto
-        more = upto < len(ends)
+        more = begun and upto < len(ends)
+        had, flight.begun = flight.begun, begun
         if flight.chunks:
-            flight.advance_chunks(len(new), self.kv, more=more)
+            flight.advance_chunks(len(new), self.kv, had=had, more=more)
         if not flight.ticks:
             return
-        # The first tick ahead has its blocks already. Of a run that was cut where it was last
+        # The first tick ahead may have its blocks already. Of a run that was cut where it was last
         # synced, that tick never starts, and gives them back.
         started = len(new) + more
-        if started != 1:
+        if started != had:
             blocks = group.blocks_needed(started) if started else 0
-            self.kv.free_blocks -= blocks - group.needs[group.clock % group.block_tokens]
+            self.kv.free_blocks -= blocks
+            if had:
+                self.kv.free_blocks += group.needs[group.clock % group.block_tokens]
         group.advance(new)
         group.taken = more
 
