@@ -13,8 +13,9 @@ stage where it is by then. Several batches under way are stepped through.
 from __future__ import annotations
 
 import copy
+import itertools
 from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -103,6 +104,11 @@ class PipelineReplica(Replica):
         """Prompt and emitted tokens of all requests outstanding here, as of now."""
         self.sync()
         return self._known_tokens + sum(group.context_tokens for group in self._groups())
+
+    def _begun(self) -> Iterable[Request]:
+        rides = [ride for ride in (*self._stages, self._run_ahead) if ride is not None]
+        away = (request for ride in rides for request in ride.riders.prefilling)
+        return itertools.chain(self.state.prefilling, away)
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""

@@ -354,31 +354,101 @@ class Policy:
 
 
 class ReplicaView(Protocol):
-    """What a router sees of a replica, as of `as_of_ns`.
+    """What a router sees of a replica, as of `as_of_ns`; numbers are worked out when asked for.
 
-    Attributes:
-        index: Position in its pool.
-        outstanding: Requests routed there and not ended or handed over.
-        as_of_ns: The instant that the numbers belong to.
+    By default that is the exact state after phases (1) and (2) of the present instant and its
+    earlier arrivals (rule 27). With a snapshot interval it is what `sim.snapshot` says, except for
+    `index`, `outstanding` and `serves`, which the router knows by itself.
     """
 
-    index: int
-    outstanding: int
+    @property
+    def index(self) -> int:
+        """Position in its pool."""
+        ...
 
     @property
-    def as_of_ns(self) -> int: ...
+    def outstanding(self) -> int:
+        """Requests routed there and not ended or handed over: always as of now."""
+        ...
+
+    def serves(self, request: Request) -> bool:
+        """Whether a request that was routed there is outstanding there: always as of now."""
+        ...
+
+    @property
+    def as_of_ns(self) -> int:
+        """The instant that the other numbers belong to."""
+        ...
 
     @property
     def outstanding_tokens(self) -> int:
         """Sum of prompt and emitted tokens of the outstanding requests."""
         ...
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue there, preempted ones included."""
+        ...
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """Tokens still to be prefilled there: of those that wait, and the rest of begun prompts.
+
+        A request that waits counts with the tokens it knows, less the `expected_cached_tokens` that
+        its router set; one that is being prefilled with what steps that are over left of it.
+        """
+        ...
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens known of the requests in the queue: what they will hold when prefilled."""
+        ...
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block."""
+        ...
+
+    @property
+    def total_blocks(self) -> int:
+        """Size of its KV pool."""
+        ...
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that requests hold, or that are kept for a transfer; cached ones are free."""
+        ...
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of the request that would be found cached there now; looking changes nothing.
+
+        Raises:
+            ConfigError: The state is a snapshot, which has no contents (`sim.snapshot`).
+        """
+        ...
+
 
 class Router:
     """Which replica of a pool gets a request.
 
-    `pick` is called only with replicas that can run the request, at least one, in index order.
+    Subclass it as a dataclass, whose fields are its options, and write `pick`. It is called only
+    with replicas that can run the request, at least one, in index order, and returns one of those
+    very objects. Of the request a router sees what a policy sees, never the true output length, and
+    its `identity`: session, turn, class, tenant and what its tokens are. Each pool of a run works
+    on a copy, so that a router may keep counts and tables. What is drawn comes from the generator
+    given to `start`, and nothing should be drawn where only one replica qualifies (rule 88).
+
+    An option that is itself a router has the type `Router` and the metadata ``{"plugin":
+    "router"}``; in a config it is a name, or a name with options.
+
+    Class attributes:
+        sees_contents: It asks for `ReplicaView.cached_tokens`, so it needs the exact state.
     """
+
+    sees_contents: ClassVar[bool] = False
+
+    def check(self, replicas: int) -> None:
+        """Raise `ConfigError` if these options cannot work on a pool of that many replicas."""
 
     def start(self, rng: np.random.Generator) -> None:
         """Begin a run: forget what an earlier one left; draw from `rng` only."""

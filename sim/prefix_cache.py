@@ -142,6 +142,10 @@ class PrefixCache(BlockPool):
         """Tokens of a waiting request found in full blocks, at most known - 1 (rules 41, 44)."""
         return len(self._find(request)) * self.block_tokens
 
+    def peek(self, request: Request) -> int:
+        """See `KVCache.peek`."""
+        return self.match(request)
+
     def can_lose_match(self, request: Request) -> bool:
         """Whether blocks taken by others may shorten what `match` finds for a waiting request."""
         return any(not block.users for block in self._find(request))

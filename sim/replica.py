@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
@@ -180,11 +180,74 @@ class Replica:
         """The present: the numbers here are exact."""
         return now_ns(self.env)
 
+    def observe(self) -> None:
+        """Bring the state to the present, as if every iteration had been stepped through.
+
+        At a boundary between two iterations of a run the next one has not taken its blocks when
+        routers look: the run is cut there, and the pass of this instant decides the same again.
+        """
+        if not self.in_flight:
+            return
+        ends, now = self.in_flight[-1].ends_ns, self.env.now
+        at = bisect_left(ends, now)
+        if at < len(ends) - 1 and ends[at] == now:
+            self.notify()
+        else:
+            self.sync()
+
+    def serves(self, request: Request) -> bool:
+        """Whether a request is outstanding here."""
+        life = self.lives.get(request)
+        return life is not None and life.where is self
+
     @property
     def outstanding_tokens(self) -> int:
         """Prompt and emitted tokens of all requests outstanding here, as of now."""
         self.sync()
         return self._known_tokens + self.state.group.context_tokens
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.state.waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens known of the requests in the queue."""
+        return self.state.waiting.tokens
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """Tokens still to be prefilled here, as of now."""
+        self.observe()
+        queue = self.state.waiting
+        begun = sum(r.target_tokens - r.computed_then for r in self._begun())
+        return queue.tokens - queue.expected_cached + begun
+
+    def _begun(self) -> Iterable[Request]:
+        """Requests whose prefill has begun and is not complete."""
+        return self.state.prefilling
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block."""
+        return self.kv.block_tokens
+
+    @property
+    def total_blocks(self) -> int:
+        """Size of the KV pool."""
+        return self.kv.total_blocks
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks held or kept for a transfer, as of now."""
+        self.observe()
+        return self.kv.total_blocks - self.kv.free_blocks
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of the request that would be found cached here now."""
+        self.observe()
+        return self.kv.peek(request)
 
     @property
     def step_time_usage(self) -> Mapping[str, Any] | None:

@@ -36,12 +36,19 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 """Options other than the defaults that are checked as well."""
 
+ROUTER_OPTIONS: dict[str, dict[str, Any]] = {
+    "class-aware": {"classes": {"chat": [0]}, "others": [0], "overflow": {"chat": 1}},
+    "prefix-aware": {"balance_abs_threshold": 1, "max_tree_tokens": 50},
+    "kv-aware": {"temperature": 0.5},
+}
+"""Options that routers need, or that let small workloads reach their corners."""
+
 SUBJECTS = {
     f"{name}-{i}": Subject(name, policy, ROUTERS["round-robin"], options)
     for name, policy in POLICIES.items()
     for i, options in enumerate([{}, *OPTIONS.get(name, [])])
 } | {
-    name: Subject(name, POLICIES["vllm-v1"], router, is_router=True)
+    name: Subject(name, POLICIES["vllm-v1"], router, ROUTER_OPTIONS.get(name, {}), is_router=True)
     for name, router in ROUTERS.items()
 }
 
