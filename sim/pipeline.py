@@ -27,6 +27,7 @@ from sim.clock import Doorbell, Instant, now_ns
 from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError
 from sim.flight import DecisionNotes, Flight
+from sim.host import HostMemory
 from sim.policy import Riders
 from sim.records import Recorder
 from sim.replica import FIRST_RUN, Replica, ReplicaSpec, Surroundings
@@ -96,6 +97,14 @@ class PipelineReplica(Replica):
         self.stage_busy_ns = [0] * len(self._models)
         if not self.step_time.counting:
             self._notes_to = None
+
+    def _host_memory(self) -> HostMemory | None:
+        if self.policy.host_memory_blocks:
+            raise ConfigError(
+                "preemption: swap: not modelled on a pipeline; try pipeline_parallel: 1, or "
+                "preemption: recompute"
+            )
+        return None
 
     # --- what routers see, and what reaches the replica
 

@@ -26,7 +26,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"pad_prompts": False, "keep_finished_slots": False, "return_at": "batch_end"},
     ],
     "orca": [{"max_batch_size": 2, "reserve": "oracle"}],
-    "vllm-v0": [{"max_num_seqs": 3, "max_num_batched_tokens": 200}],
+    "vllm-v0": [
+        {"max_num_seqs": 3, "max_num_batched_tokens": 200},
+        {"preemption": "swap", "host_blocks": 12},
+    ],
     "vllm-v1": [
         {"max_num_seqs": 3, "max_num_batched_tokens": 7, "long_prefill_token_threshold": 4},
         {"reserve_full_prompt": True, "watermark": 0.1},
