@@ -314,6 +314,9 @@ class Common(Strict):
     """Sentences for a reader of the results; an engine adds what it does and we do not model."""
     router: Named = {"name": "round-robin"}
     """Which replica a request goes to: a name, or name and options (``phasewise list routers``)."""
+    router_snapshot_s: NotNegative = 0.0
+    """Routers see the state that replicas had at the last multiple of this, beside what they know
+    themselves: what they sent where, and what has ended. 0: the state as it is."""
     predictor: Named | None = None
     """Guesses output lengths for the orders that need it (``phasewise list predictors``)."""
     decode_router: Named | None = None

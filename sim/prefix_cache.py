@@ -107,7 +107,7 @@ class PrefixCache(BlockPool):
         return sum(blocks for _, blocks in path) * self.block_tokens
 
     def peek(self, request: Request) -> int:
-        """As `match`, for whoever only wants to know, of a request that is nowhere yet."""
+        """See `KVCache.peek`."""
         return sum(blocks for _, blocks in self._find(request)) * self.block_tokens
 
     def is_match_settled(self, request: Request) -> bool:
