@@ -179,7 +179,10 @@ def _telling(path: Path) -> Iterator[None]:
 
 
 def write_index(
-    folder: Path, variants: Sequence[str], failed: Mapping[str, str] | None = None
+    folder: Path,
+    variants: Sequence[str],
+    failed: Mapping[str, str] | None = None,
+    answer: str = "",
 ) -> None:
     """Say which folders belong to the last run: others may be left of an earlier config.
 
@@ -187,11 +190,13 @@ def write_index(
         folder: Of the run.
         variants: Names of the folders of its variants, in order.
         failed: Why those without results have none, by name.
+        answer: What the results say, where the config asks for it.
     """
     with _telling(folder):
         folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{INDEX}.partial"
-    _write_json(partial, {"variants": list(variants), "failed": dict(failed or {})})
+    said = {"answer": answer} if answer else {}
+    _write_json(partial, {"variants": list(variants), "failed": dict(failed or {}), **said})
     with _telling(folder):
         partial.replace(folder / INDEX)
 
@@ -521,6 +526,12 @@ def left_out(folder: Path) -> dict[Path, str]:
     names, failed = _read_index(folder)
     missing = {name: "no results" for name in names if not is_bundle(folder / name)}
     return {folder / name: (missing | failed)[name] for name in names if name in missing | failed}
+
+
+def answer_of(folder: Path) -> str:
+    """What the last run in a folder had to say; empty if it had nothing, or is no run."""
+    path = folder / INDEX
+    return str(_read_json(path).get("answer", "")) if path.is_file() else ""
 
 
 def _read_index(folder: Path) -> tuple[list[str], dict[str, str]]:

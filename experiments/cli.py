@@ -166,7 +166,7 @@ def table(
     from experiments import bundle, outcome
 
     heads = [bundle.read_head(folder) for folder in outcome.finished(folders)]
-    outcome.table(heads, format, request_class)
+    outcome.table(heads, format, request_class, outcome.answers(folders))
 
 
 @app.command()
@@ -195,6 +195,7 @@ def plot(
         x_scale=x,
         formats=outcome.formats_of(formats, "--formats"),
         request_class=request_class,
+        about=" ".join(outcome.answers(folders)),
     )
 
 

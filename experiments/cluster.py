@@ -17,7 +17,6 @@ from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
 from sim.pipeline import PipelineReplica
-from sim.policy import Router
 from sim.replica import ReplicaSpec
 
 if TYPE_CHECKING:
@@ -73,9 +72,8 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     said: dict[str, list[str]] = {}
     built: dict[str, PoolSpec] = {}
     for role, pool in pools_of(experiment).items():
-        router = _router(experiment, role, folder, where)
         spec, more = _replica(pool, role, model, folder, where)
-        built[role] = PoolSpec(_POOL_NAMES[role], [spec] * pool.replicas, router)
+        built[role] = _pool(experiment, role, [spec] * pool.replicas, folder, where)
         for note in more:
             said.setdefault(note, []).append(role)
     # What is true of both pools is said once.
@@ -189,10 +187,28 @@ def _told_at(where: str) -> Iterator[None]:
         raise ConfigError(placed(where, error)) from None
 
 
-def _router(experiment: Experiment, role: str, folder: Path, where: Where) -> Router:
+def _pool(
+    experiment: Experiment, role: str, replicas: list[ReplicaSpec], folder: Path, where: Where
+) -> PoolSpec:
+    named, key = experiment.router, "router"
     if role == "decode" and experiment.decode_router is not None:
-        return parts.router(experiment.decode_router, where("decode_router"), folder)
-    return parts.router(experiment.router, where("router"), folder)
+        named, key = experiment.decode_router, "decode_router"
+    router = parts.router(named, where(key), folder)
+    snapshot_ns = round(experiment.router_snapshot_s * 1e9)
+    if experiment.router_snapshot_s and not snapshot_ns:
+        raise ConfigError(
+            f"{where('router_snapshot_s')}: {experiment.router_snapshot_s:g}: is under half a "
+            "nanosecond; give 0 for the present state, or at least 1e-9"
+        )
+    with _told_at(where(key)):
+        router.check(len(replicas))
+    if snapshot_ns and router.sees_contents:
+        raise ConfigError(
+            f"{where('router_snapshot_s')}: {experiment.router_snapshot_s:g}: router "
+            f"{named['name']} looks into caches, of which a snapshot shows nothing; try 0, or "
+            "router prefix-aware, which keeps an index of its own"
+        )
+    return PoolSpec(_POOL_NAMES[role], replicas, router, snapshot_ns)
 
 
 def _transfer(experiment: Experiment) -> TransferSpec:

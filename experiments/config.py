@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from experiments import cluster, engines, layers, strict_yaml
+from experiments.answer import Answer, read_answer
 from experiments.check_config import check
 from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
@@ -29,7 +30,7 @@ from sim.errors import ConfigError
 CONFIGS = Path(__file__).with_name("configs")
 """Folder of the shipped configs."""
 
-_OF_THE_FILE = ("name", "about", "compare", "grid", "schema_version")
+_OF_THE_FILE = ("name", "about", "answer", "compare", "grid", "schema_version")
 """Keys that belong to the file as a whole, not to a variant."""
 _LONGEST_PATH = 4000
 _LONGEST_SLUG = 120
@@ -66,6 +67,7 @@ class Plan:
         folder: Where relative paths in it start.
         variants: One resolved experiment each, labels unique.
         notes: What a reader should know, such as deprecated keys, one sentence each.
+        answer: What to say in one sentence of the results; None if the config asks for nothing.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Plan:
     folder: Path
     variants: tuple[Experiment, ...]
     notes: tuple[str, ...] = ()
+    answer: Answer | None = None
 
 
 def shipped() -> dict[str, Path]:
@@ -201,7 +204,7 @@ def _plan(
     strict: bool,
 ) -> Plan:
     _check_version(raw, source)
-    base = {key: value for key, value in raw.items() if key not in ("compare", "grid")}
+    base = {key: value for key, value in raw.items() if key not in ("answer", "compare", "grid")}
     base.setdefault("name", Path(source).stem)
     chosen = _combinations(raw, source)
     _check_labels([(each.label or "", each.place) for each in chosen], f"{source}: ")
@@ -216,7 +219,10 @@ def _plan(
     if strict and not any(_is_strict(pool) for each in experiments for pool in _pools(each)):
         notes.append("--strict: changes nothing: no variant has step times from tables")
     first = experiments[0]
-    return Plan(first.name, first.about, source, folder, tuple(experiments), tuple(notes))
+    labels = [each.label for each in experiments]
+    told = raw.get("answer")
+    answer = None if told is None else read_answer(told, labels, f"{source}: answer")
+    return Plan(first.name, first.about, source, folder, tuple(experiments), tuple(notes), answer)
 
 
 def _unused_predictor(experiments: Sequence[Experiment], source: str) -> list[str]:

@@ -22,7 +22,8 @@ from experiments.extras import MissingExtraError, require
 from experiments.looks import FONT, FONT_STACK, PX_PER_MM, SCREEN, STYLES, Look, Style, looks
 from experiments.report import RunBundle, measured, metrics_of, unique_labels, verdict_mark
 from sim.errors import ConfigError, nearest
-from sim.metrics import METRICS, PER_REQUEST, Metric, merge_gaps
+from sim.metric_definitions import METRICS, Metric
+from sim.metrics import PER_REQUEST, merge_gaps
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -93,6 +94,7 @@ def plot(
     x_scale: XScale = "log",
     formats: Sequence[str] = FORMATS,
     request_class: str | None = None,
+    about: str = "",
     browser: Path | None = None,
 ) -> Plotted:
     """Draw the distributions of `CDFS`, all bundles in each figure.
@@ -108,6 +110,7 @@ def plot(
         formats: Of `FORMATS`. Images need the extra `figures` and a browser; a note says if one
             of them is missing.
         request_class: Only the requests of one class; None for all.
+        about: A sentence above the page's figures, as plain text.
         browser: Chrome or Chromium; None to let kaleido look for one.
 
     Raises:
@@ -127,7 +130,7 @@ def plot(
             drawn[key] = lines
         else:
             notes.append(f"{METRICS[key].title}: no request has a value, so there is no figure.")
-    plotted = write(drawn, out, sizes, x_scale, formats, browser=browser)
+    plotted = write(drawn, out, sizes, x_scale, formats, about=about, browser=browser)
     return Plotted(plotted.files, (*notes, *plotted.notes))
 
 

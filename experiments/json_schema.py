@@ -64,6 +64,7 @@ def json_schema() -> Schema:
         "additionalProperties": {"type": "array", "minItems": 1},
         "description": "Dotted key to values; every combination is a variant.",
     }
+    top["answer"] = _answer(definitions)
     _allow_presets(definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -74,6 +75,21 @@ def json_schema() -> Schema:
         "patternProperties": {r"^\w+(\.\w+)+$": True},
         "additionalProperties": False,
         "$defs": definitions,
+    }
+
+
+def _answer(definitions: Schema) -> Schema:
+    definitions["Saying"] = keys.Saying.model_json_schema()
+    _describe({"Saying": definitions["Saying"]})
+    sentence = {"type": "string"}
+    entry = {"anyOf": [sentence, {"$ref": "#/$defs/Saying"}]}
+    return {
+        "anyOf": [sentence, {"type": "array", "minItems": 1, "items": entry}, {"type": "null"}],
+        "description": "What the numbers say, in one sentence, printed below the table. Numbers "
+        "stand in braces as variant.metric.statistic with a format: {a.ttft_s.p99:.2f}, "
+        "{a.slo_attainment:.0%}, of a class {a.classes.chat.ttft_s.p99}, also calculated: "
+        "{1 - a.ttft_s.mean / b.ttft_s.mean:.0%}, or as words: {'less' if a.ttft_s.mean < "
+        "b.ttft_s.mean else 'not less'}. In a list the first entry is said whose when holds.",
     }
 
 
@@ -129,10 +145,25 @@ def _choice(key: str, described: Mapping[str, Any]) -> Schema:
 def _of_class(cls: Any, key: str | None = None, name: str = "") -> Schema:
     """A mapping of the options of `cls`, with its own `name` under `key`."""
     hints, said = typing.get_type_hints(cls), options.described(cls)
+    routers = options.nested(cls)
     fields = options.fields(cls)
-    properties = {each.name: _option(each, hints[each.name], said) for each in fields}
+    properties = {
+        each.name: _inner_router(each, said)
+        if each.name in routers
+        else _option(each, hints[each.name], said)
+        for each in fields
+    }
     chosen = {} if key is None else {key: {"const": name}}
     return {"type": "object", "properties": chosen | properties, "additionalProperties": False}
+
+
+def _inner_router(field: dataclasses.Field[Any], said: Mapping[str, str]) -> Schema:
+    """A router within another: a name, or a name with options, which are those of that router."""
+    named = {"anyOf": [{"enum": [*ROUTERS]}, {"type": "string", "pattern": _PLUGINS_OF_USERS}]}
+    full = {"type": "object", "properties": {"name": named}, "required": ["name"]}
+    schema: Schema = {"anyOf": [*named["anyOf"], full], "default": field.metadata.get("name")}
+    schema["description"] = said.get(field.name, "")
+    return schema
 
 
 def _option(field: dataclasses.Field[Any], hint: Any, said: Mapping[str, str]) -> Schema:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import bundle, cluster, notes
 from experiments.bundle import Bundle, BundleError, Head
+from experiments.check_answer import check_answer
 from experiments.config import Plan
 from experiments.names import unknown
 from experiments.run import FailedRunError, InterruptedRunError, Job, jobs_of, run_jobs
@@ -42,6 +43,7 @@ def run(
     from experiments.progress import Bars
 
     _say_all(plan.notes)
+    check_answer(plan)
     jobs = jobs_of(plan, out)
     bundle.write_index(out, [job.folder.name for job in jobs])
     for job in jobs:
@@ -53,24 +55,22 @@ def run(
                 bars(job)
             run_jobs(jobs, plan, processes, bars)
     except InterruptedRunError:
-        _index(out, jobs)
         _show_finished(plan, jobs, out, formats=(), as_json=as_json)
         raise
-    _index(out, jobs)
     _show_finished(plan, jobs, out, formats, as_json)
     _raise_failures([job for job in jobs if job.state == "failed"], len(jobs))
 
 
-def _index(out: Path, jobs: Sequence[Job]) -> None:
-    """Keep which variants have no results, or none of this config, and why."""
+def _index(out: Path, jobs: Sequence[Job], answer: str) -> None:
+    """Keep which variants have no results, or none of this config, and why, and the answer."""
     words = {"failed": "failed", "stopped": "stopped before its end"}
     failed = {
         job.folder.name: ": ".join(filter(None, (words[job.state], job.error)))
         for job in jobs
         if job.state in words
     }
-    if failed:
-        bundle.write_index(out, [job.folder.name for job in jobs], failed)
+    if failed or answer:
+        bundle.write_index(out, [job.folder.name for job in jobs], failed, answer)
 
 
 def _raise_failures(failed: Sequence[Job], ran: int) -> None:
@@ -91,20 +91,30 @@ def _show_finished(
     plan: Plan, jobs: Sequence[Job], out: Path, formats: Sequence[str], as_json: bool
 ) -> None:
     done = [job.folder for job in jobs if job.state in ("finished", "reused")]
+    heads = [bundle.read_head(folder) for folder in done]
+    answer = plan.answer.said({e.label: e.summary for e in heads}) if plan.answer and done else ""
+    _index(out, jobs, answer)
     if not done:
         return
-    heads = [bundle.read_head(folder) for folder in done]
     if as_json:
         _print_json({each.label: each.summary for each in heads})
+        _say_all([answer] if answer else [])  # stdout has variants only
     else:
         if plan.about:
             # Lines are broken where the terminal ends, not where the file has them.
             _console().print(" ".join(plan.about.split()))
         table(heads)
+        _print_answers([answer])
         _print_notes(heads)
         _print(f"results: {out}")
     if formats:
-        plot([bundle.read(each, with_steps=False) for each in done], out, formats=formats)
+        bundles = [bundle.read(each, with_steps=False) for each in done]
+        plot(bundles, out, formats=formats, about=answer)
+
+
+def _print_answers(answers: Iterable[str]) -> None:
+    for answer in filter(None, answers):
+        _console().print(f"\n{answer}\n")
 
 
 def _print_notes(bundles: Sequence[Head]) -> None:
@@ -128,6 +138,7 @@ def check(plan: Plan, *, as_json: bool = False) -> None:
     from experiments.variant import window_of
     from experiments.workload import build_workload
 
+    check_answer(plan)
     rows: list[dict[str, Any]] = []
     for experiment in plan.variants:
         built = cluster.build(experiment, plan.folder)
@@ -189,15 +200,24 @@ def finished(folders: Sequence[Path]) -> list[Path]:
     return done
 
 
+def answers(folders: Iterable[Path]) -> list[str]:
+    """What the runs in these folders had to say."""
+    return [answer for folder in folders if (answer := bundle.answer_of(folder))]
+
+
 def table(
-    bundles: Sequence[Head], name: str | None = None, request_class: str | None = None
+    bundles: Sequence[Head],
+    name: str | None = None,
+    request_class: str | None = None,
+    answers: Iterable[str] = (),
 ) -> None:
-    """Print the comparison, for the terminal or in a named format."""
+    """Print the comparison, for the terminal with the answers, or in a named format."""
     from experiments.tables import compare, show, table_text
 
     comparison = compare(bundles, request_class)
     if name is None:
         show(comparison, _console())
+        _print_answers(answers)
     else:
         _print(table_text(comparison, name).rstrip("\n"))
 
@@ -275,7 +295,7 @@ def _word(value: Any) -> str:
 def metrics(*, as_json: bool = False) -> None:
     """Print the dictionary of definitions."""
     from experiments.verdict import DEFINITION
-    from sim.metrics import METRICS
+    from sim.metric_definitions import METRICS
 
     if as_json:
         told = {

@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments import bundle
 from experiments.bundle import Bundle
+from experiments.check_answer import check_answer
 from experiments.config import Plan
 from experiments.names import unknown
 from experiments.variant import fingerprints, run_variant
@@ -26,10 +27,15 @@ class Results:
     """Finished variants by label, in the order of their config.
 
     ``results["sarathi"]`` is the `experiments.bundle.Bundle` of one variant.
+
+    Attributes:
+        bundles: One per variant.
+        answer: What they say in one sentence, where the config asks for it.
     """
 
-    def __init__(self, bundles: Sequence[Bundle]) -> None:
+    def __init__(self, bundles: Sequence[Bundle], answer: str = "") -> None:
         self.bundles = list(bundles)
+        self.answer = answer
 
     def __len__(self) -> int:
         return len(self.bundles)
@@ -121,7 +127,7 @@ class Results:
         from experiments.config import folders_of
 
         names = folders_of(self.labels)
-        bundle.write_index(Path(folder), names)
+        bundle.write_index(Path(folder), names, answer=self.answer)
         for each, name in zip(self.bundles, names, strict=True):
             bundle.write(each, Path(folder) / name)
 
@@ -132,13 +138,14 @@ def run_plan(plan: Plan) -> Results:
     Raises:
         PhasewiseError: One line; the first variant that fails ends the run.
     """
+    check_answer(plan)
     prints = fingerprints(plan.variants, plan.folder)
-    return Results(
-        [
-            run_variant(each, plan.folder, prints=its)
-            for each, its in zip(plan.variants, prints, strict=True)
-        ]
-    )
+    bundles = [
+        run_variant(each, plan.folder, prints=its)
+        for each, its in zip(plan.variants, prints, strict=True)
+    ]
+    summaries = {each.label: each.summary for each in bundles}
+    return Results(bundles, "" if plan.answer is None else plan.answer.said(summaries))
 
 
 def read(folder: str | Path) -> Results:
@@ -150,11 +157,12 @@ def read(folder: str | Path) -> Results:
     found = [path for path in bundle.find(Path(folder)) if bundle.is_finished(path)]
     if not found:
         raise bundle.BundleError(f"{folder}: no variant is finished")
-    return Results([bundle.read(path) for path in found])
+    return Results([bundle.read(path) for path in found], bundle.answer_of(Path(folder)))
 
 
 def _requests_frame(one: Bundle) -> pd.DataFrame:
-    from sim.metrics import METRICS, PER_REQUEST
+    from sim.metric_definitions import METRICS
+    from sim.metrics import PER_REQUEST
 
     frame = _named_frame(one, one.requests)
     for key, metric in PER_REQUEST.items():

@@ -314,6 +314,9 @@ class Common(Strict):
     """Sentences for a reader of the results; an engine adds what it does and we do not model."""
     router: Named = {"name": "round-robin"}
     """Which replica a request goes to: a name, or name and options (``phasewise list routers``)."""
+    router_snapshot_s: NotNegative = 0.0
+    """Routers see the state that replicas had at the last multiple of this, beside what they know
+    themselves: what they sent where, and what has ended. 0: the state as it is."""
     predictor: Named | None = None
     """Guesses output lengths for the orders that need it (``phasewise list predictors``)."""
     decode_router: Named | None = None
@@ -332,6 +335,16 @@ class Common(Strict):
     """Check the invariants after every step."""
 
 
+class Saying(Strict):
+    """One of several sentences of an `answer`: the first is said whose condition holds."""
+
+    when: str | None = None
+    """A comparison of numbers of variants, such as ``cache.ttft_s.mean < no cache.ttft_s.mean``,
+    also with ``and``, ``or``, ``not``. The last entry has none."""
+    say: str
+    """The sentence; see `answer`."""
+
+
 class Experiment(Common):
     """One variant, resolved: nothing is left to a default or a preset."""
 
@@ -345,5 +358,5 @@ class Experiment(Common):
 
 POOL_KEYS = tuple(Pool.model_fields)
 """Keys of a pool, accepted at top level for all pools."""
-FILE_KEYS = (*Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid")
+FILE_KEYS = (*Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid", "answer")
 """Keys of a config file."""

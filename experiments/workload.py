@@ -130,11 +130,6 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
         for name in experiment.slo.classes
         if name not in classes
     ]
-    if trace.cancel_after_ns is not None and (impatient := int((trace.cancel_after_ns >= 0).sum())):
-        notes.append(
-            f"cancel_after: {impatient:,} clients would give up; cancellations are not simulated, "
-            "and their requests run to the end."
-        )
     orders = {pool.order["name"] for pool in _pools(experiment)}
     if "priority" in orders and (trace.priority is None or len(set(trace.priority.tolist())) < 2):
         notes.append(

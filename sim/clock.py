@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from heapq import heappop
 from typing import Any
 
 from simpy import Environment
+from simpy.core import Infinity, SimTime
 from simpy.events import Event
 
 
@@ -31,11 +33,35 @@ class Phase(IntEnum):
     TRANSFER_END = 2 << 32
     CANCEL = 3 << 32
     CLUSTER_EVENT = 4 << 32
+    SNAPSHOT = (5 << 32) - 1
     HAND_OVER = 5 << 32
     ARRIVAL = 6 << 32
     CAUSED_ARRIVAL = 7 << 32
     SCHEDULE = 8 << 32
     SAMPLE = 9 << 32
+
+
+class Clock(Environment):
+    """Simulated time, on which wake-ups that were called off leave no trace.
+
+    SimPy would still advance to their time: a client's patience that was not needed, or a run of
+    iterations that was cut, would lengthen the simulation.
+    """
+
+    def step(self) -> None:
+        """Process the next event that anybody waits for."""
+        self._drop_void()
+        super().step()
+
+    def peek(self) -> SimTime:
+        """Time of the next event that anybody waits for; infinity if there is none."""
+        self._drop_void()
+        return self._queue[0][0] if self._queue else Infinity
+
+    def _drop_void(self) -> None:
+        queue = self._queue
+        while queue and not queue[0][3].callbacks and queue[0][3]._ok:
+            heappop(queue)
 
 
 class Instant(Event):
@@ -51,6 +77,10 @@ class Instant(Event):
         self._ok = True
         self._value = None
         env.schedule(self, priority, delay_ns)  # type: ignore[arg-type]
+
+    def call_off(self) -> None:
+        """It never happens, if it has not happened yet."""
+        self.callbacks = []
 
     def replace(self, delay_ns: int, priority: int) -> Instant:
         """Void this wake-up; return another, `delay_ns` from now, for the same waiters."""

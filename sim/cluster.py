@@ -17,6 +17,7 @@ from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
 from sim.records import (
+    CANCELLED,
     ENDED,
     FAILED,
     FINISHED,
@@ -31,6 +32,7 @@ from sim.records import (
 )
 from sim.replica import Replica, ReplicaSpec
 from sim.request import Arrival, Identity, Request
+from sim.snapshot import Snapshots, StaleView
 
 _TELL_EVERY = 256
 """Ends between two reports of progress."""
@@ -59,11 +61,26 @@ class PoolSpec:
         name: Used in outputs.
         replicas: One spec per replica.
         router: Chooses the replica of this pool for a request.
+        snapshot_ns: The router sees the state at multiples of this (`sim.snapshot`); 0: as it is.
     """
 
     name: str
     replicas: Sequence[ReplicaSpec]
     router: Router
+    snapshot_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise ConfigError(f"pool {self.name} has no replicas; give at least 1")
+        self.router.check(len(self.replicas))
+        if self.snapshot_ns < 0:
+            raise ConfigError(f"router_snapshot_s: {self.snapshot_ns} ns: expected at least 0")
+        if self.snapshot_ns and self.router.sees_contents:
+            raise ConfigError(
+                f"router_snapshot_s: router {type(self.router).__name__} looks into caches, of "
+                "which a snapshot shows nothing; try router_snapshot_s: 0, or router prefix-aware, "
+                "which keeps an index of its own"
+            )
 
 
 @dataclass(frozen=True)
@@ -114,9 +131,6 @@ class Cluster:
     def __post_init__(self) -> None:
         if (self.decode is None) != (self.transfer is None):
             raise ConfigError("a decode pool and its transfer go together: give both or neither")
-        for pool in (self.entry, self.decode):
-            if pool is not None and not pool.replicas:
-                raise ConfigError(f"pool {pool.name} has no replicas; give at least 1")
 
 
 def named_generator(seed: int, purpose: str) -> np.random.Generator:
@@ -153,15 +167,26 @@ class Transfer:
 
     def call_off(self) -> None:
         """It never ends. What both sides hold for it is the caller's to give back."""
-        self.end.callbacks.clear()
+        self.end.call_off()
 
 
 class Pool:
-    """A pool at work: its replicas and its router."""
+    """A pool at work: its replicas and its router.
 
-    def __init__(self, spec: PoolSpec, replicas: list[Replica], rng: np.random.Generator) -> None:
+    Attributes:
+        snapshots: What the router sees instead of the replicas themselves, or None.
+    """
+
+    def __init__(
+        self,
+        spec: PoolSpec,
+        replicas: list[Replica],
+        rng: np.random.Generator,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         self.spec = spec
         self.replicas = replicas
+        self.snapshots = snapshots
         self.router = copy.deepcopy(spec.router)
         self.router.start(rng)
         # Replicas of one spec accept the same requests, so one of them speaks for all.
@@ -179,16 +204,30 @@ class Pool:
 
     def route(self, request: Request) -> Replica:
         """Let the router choose among the replicas that can run the request."""
+        if self.snapshots is not None:
+            return self._route_by_snapshot(request, self.snapshots)
         able = self.replicas
         if not self.uniform:
             able = [replica for replica in able if _refusal(replica, request) is None]
         views: Sequence[ReplicaView] = able
         chosen = self.router.pick(request, views)
         if not isinstance(chosen, Replica):
-            raise ConfigError(
-                f"router {type(self.router).__name__} returned {chosen!r}, not a replica"
-            )
+            raise self._no_replica(chosen)
         return chosen
+
+    def _route_by_snapshot(self, request: Request, snapshots: Snapshots) -> Replica:
+        able = snapshots.views
+        if not self.uniform:
+            able = [view for view in able if _refusal(view.replica, request) is None]
+        chosen = self.router.pick(request, able)
+        if not isinstance(chosen, StaleView):
+            raise self._no_replica(chosen)
+        chosen.place(request)
+        return chosen.replica
+
+    def _no_replica(self, chosen: object) -> ConfigError:
+        name = type(self.router).__name__
+        return ConfigError(f"router {name} returned {chosen!r}, not a replica")
 
 
 def _refusal(replica: Replica, probe: Request) -> str | None:
@@ -226,6 +265,7 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
+        self.impatient = 0
         self._recorder = recorder
         self._on_end = on_end
         self._on_failed = on_failed
@@ -234,6 +274,7 @@ class LiveCluster:
         self._hand_overs: list[_Pull] = []
         self._seed = seed
         self.transfers: dict[int, Transfer] = {}
+        self._snapshots: list[Snapshots] = []
         self._switches: dict[str, Any] = {
             "fast_forward": fast_forward,
             "check": check,
@@ -267,7 +308,22 @@ class LiveCluster:
             self.replicas.append(replica)
             replicas.append(replica)
             self._pulls[replica] = deque()
-        return Pool(pool, replicas, named_generator(self._seed, purpose))
+        snapshots = None
+        if pool.snapshot_ns:
+            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self._in_motion)
+            self._snapshots.append(snapshots)
+        return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
+
+    def _in_motion(self) -> bool:
+        """Whether something goes on by itself, without an arrival, a cancellation or an event."""
+        if self.transfers or self._hand_overs:
+            return True
+        return any(replica.at_work for replica in self.replicas)
+
+    def stir(self) -> None:
+        """Something is about to change from outside: an arrival, an end, an event."""
+        for snapshots in self._snapshots:
+            snapshots.wake()
 
     # --- arrivals
 
@@ -275,6 +331,12 @@ class LiveCluster:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
         self.arrived += 1
+        if self._snapshots:
+            self.stir()
+        patience_ns = arrival.cancel_after_ns
+        if patience_ns is not None and patience_ns <= 0:
+            self.end(life, CANCELLED, "", now_ns(self.env))
+            return
         o = arrival.output_tokens
         reason: str | None = "empty"
         if arrival.prompt_tokens >= 1 and o >= 1:
@@ -296,6 +358,10 @@ class LiveCluster:
         replica.place_request(request, life, 1 if self.decode else o)
         self._event(life, QUEUED, replica)
         replica.enqueue(request)
+        if patience_ns is not None:
+            self.impatient += 1
+            life.cancellation = Instant(self.env, patience_ns, Phase.CANCEL + arrival.index)
+            life.cancellation.callbacks.append(_GivesUp(self, life))
 
     def _refusal(self, life: Lifetime, request: Request) -> str | None:
         """Why no replica can run the request, in the order of rule 36, or None."""
@@ -349,8 +415,12 @@ class LiveCluster:
 
         Ended early, it leaves the replica where it is, which must not have it in flight.
         """
+        life.ended = True
         if life.where is not None and life.request is not None:
             life.where.drop(life.request)
+        if life.cancellation is not None:
+            self.impatient -= 1
+            life.cancellation.call_off()
         self.live.pop(life.arrival.index, None)
         self.ended += 1
         if self._progress is not None and self.ended % _TELL_EVERY == 0:
@@ -364,6 +434,36 @@ class LiveCluster:
         for arrival in tell(life.arrival.index, now_ns):
             caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
+
+    def cancel(self, life: Lifetime) -> None:
+        """Phase (2b): the client gives up, and the request ends (rules 53 and 75).
+
+        What has it in hand goes on as planned, a step or a transfer, and frees its memory then.
+        """
+        self.stir()
+        request, replica = life.request, life.where
+        if replica is None or request is None:  # its prefill ended at this very instant
+            self._not_sent(self._hand_overs, life)
+        elif life.arrival.index in self.transfers:
+            replica.sign_off(request)
+        elif self._not_sent(self._pulls[replica], life):
+            replica.sign_off(request)
+            replica.forget(request)
+            replica.notify()
+        else:
+            replica.give_up(request)
+        self.end(life, CANCELLED, "", now_ns(self.env))
+
+    @staticmethod
+    def _not_sent(pulls: deque[_Pull] | list[_Pull], life: Lifetime) -> bool:
+        """Take out a request that waits for its transfer, and free its KV; False if it does not."""
+        pull = next((pull for pull in pulls if pull.life is life), None)
+        if pull is None:
+            return False
+        pulls.remove(pull)
+        pull.source.free_held(pull.source_blocks)
+        pull.source.notify()
+        return True
 
     # --- from prefill to decode
 
@@ -428,24 +528,25 @@ class LiveCluster:
             now_ns(self.env),
         )
         del self.transfers[request.index]
-        source.sync()
-        source.kv.free_blocks += transfer.source_blocks
-        source.held_for_transfer -= transfer.source_blocks
-        source.relieved()
+        source.free_held(transfer.source_blocks)
         request.target_tokens = request.prompt_tokens
         request.computed_then = request.prompt_tokens - (1 if self._again else 0)
         request.joined_ns = now
-        target.state.loaded.append(request)
         self._recorder.transfers.extend(
             (request.index, source.place, target.place, transfer.start_ns, now, transfer.num_bytes)
         )
-        self._event(transfer.life, LOADED, target)
+        if transfer.life.ended:  # cancelled meanwhile
+            target.sync()
+            target.forget(request)
+        else:
+            target.state.loaded.append(request)
+            self._event(transfer.life, LOADED, target)
         source.notify()
         target.notify()
 
     def may_help(self, replica: Replica) -> bool:
-        """Whether KV is on its way, or another replica does more than recompute."""
-        if self.transfers:
+        """Whether KV is on its way, clients may give up, or others do more than recompute."""
+        if self.transfers or self.impatient:
             return True
         others = (other for other in self.replicas if other is not replica)
         return any(other.at_work and not other.barren for other in others)
@@ -472,7 +573,9 @@ class LiveCluster:
                 step_time=replica.step_time.describe(),
                 step_time_usage=replica.step_time_usage,
                 stage_busy_ns=tuple(replica.stage_busy_ns),
+                host_bytes=0 if replica.host_link is None else replica.host_link.moved_bytes,
                 iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
+                lost_blocks=replica.kv.lost_blocks if replica.kv.has_cache else None,
             )
             for replica in self.replicas
         ]
@@ -497,6 +600,17 @@ class _Arriving:
 
     def __call__(self, _: Event) -> None:
         self.cluster.arrive(self.arrival)
+
+
+@dataclass
+class _GivesUp:
+    """Callback: the client's patience is over."""
+
+    cluster: LiveCluster
+    life: Lifetime
+
+    def __call__(self, _: Event) -> None:
+        self.cluster.cancel(self.life)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import numpy as np
 from simpy import Environment
 from simpy.events import Event
 
-from sim.clock import Instant, Phase, now_ns
+from sim.clock import Clock, Instant, Phase, now_ns
 from sim.cluster import Cluster, LiveCluster
 from sim.collector import no_cycle_collection
 from sim.errors import StuckError
@@ -84,7 +84,7 @@ def simulate(
     Raises:
         StuckError: Requests remain and nothing will happen again, or a replica only recomputes.
     """
-    env = environment or Environment(initial_time=0)
+    env = environment or Clock(initial_time=0)
     recorder = Recorder(record or Record())
     on_end = getattr(source, "on_end", None)
     live = LiveCluster(
@@ -115,6 +115,7 @@ def simulate(
 
 
 def _change(live: LiveCluster, change: Callable[[LiveCluster], None], _: Event) -> None:
+    live.stir()
     change(live)
 
 
@@ -143,11 +144,7 @@ def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generato
     while True:
         yield Instant(env, step - now_ns(env) % step, Phase.SAMPLE)
         for replica in live.replicas:
-            replica.sync()
-            used = replica.kv.total_blocks - replica.kv.free_blocks
-            state = replica.state
-            row = (now_ns(env), replica.place, len(state.waiting), state.num_running, used)
-            recorder.series.extend(row)
+            recorder.series.extend((now_ns(env), replica.place, *replica.gauges()))
         if env.peek() == float("inf"):
             return
         if now_ns(env) // step >= _MOST_SPANS * record.series_points:

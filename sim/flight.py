@@ -30,6 +30,7 @@ class Flight:
         group: The decoding requests that take part if it ticks.
         applied: Iterations whose effect has been applied.
         ahead_blocks: Blocks that were taken, when last synced, for the chunk then in progress.
+        given_up: Requests in it whose clients gave up meanwhile: they leave when it ends.
         notes: What the log of decisions needs; None if there is none.
     """
 
@@ -40,6 +41,7 @@ class Flight:
         "chunks",
         "decodes",
         "ends_ns",
+        "given_up",
         "group",
         "notes",
         "prefill_tokens",
@@ -69,6 +71,13 @@ class Flight:
         self.group = group
         self.applied = self.ahead_blocks = 0
         self.notes: DecisionNotes | None = None
+        self.given_up: tuple[Request, ...] = ()
+
+    def carries(self, request: Request) -> bool:
+        """Whether it computes tokens of the request."""
+        if self.ticks and request.group is self.group:
+            return True
+        return any(other is request for other, _ in self.chunks)
 
     def chunk_steps_ns(self, model: StepTimeModel, n: int, first_iteration: int) -> list[int]:
         """Lengths of `n` iterations that compute the next chunks of the same prompts, ns."""

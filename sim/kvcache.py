@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from sim.decode_group import DecodeGroup
 from sim.request import Request
@@ -15,11 +15,23 @@ class KVCache(Protocol):
         block_tokens: Tokens of one block.
         total_blocks: Size of the pool.
         free_blocks: Blocks that can be had now, those cached but unused included.
+        has_cache: Whether content is kept after use, so that it can be found again.
     """
 
     block_tokens: int
     total_blocks: int
     free_blocks: int
+    has_cache: ClassVar[bool]
+
+    @property
+    def cached_blocks(self) -> int:
+        """Of the free blocks those whose content can be found again; 0 without a cache."""
+        ...
+
+    @property
+    def lost_blocks(self) -> int:
+        """Blocks that have lost such content so far; 0 without a cache."""
+        ...
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
@@ -27,6 +39,10 @@ class KVCache(Protocol):
 
     def match(self, request: Request) -> int:
         """Tokens of the request found cached, at most known - 1. Looking changes nothing."""
+        ...
+
+    def peek(self, request: Request) -> int:
+        """What `match` would find, for a router: changes nothing at all."""
         ...
 
     def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
@@ -67,16 +83,32 @@ class BlockPool:
 
     __slots__ = ("block_tokens", "free_blocks", "total_blocks")
 
+    has_cache: ClassVar[bool] = False
+
     def __init__(self, total_blocks: int, block_tokens: int = 16) -> None:
         self.total_blocks = total_blocks
         self.block_tokens = block_tokens
         self.free_blocks = total_blocks
+
+    @property
+    def cached_blocks(self) -> int:
+        """Nothing is kept after use."""
+        return 0
+
+    @property
+    def lost_blocks(self) -> int:
+        """Nothing is kept, so nothing is lost."""
+        return 0
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-tokens // self.block_tokens)
 
     def match(self, request: Request) -> int:
+        """Nothing is shared, so nothing is found."""
+        return 0
+
+    def peek(self, request: Request) -> int:
         """Nothing is shared, so nothing is found."""
         return 0
 

@@ -2,15 +2,14 @@
 
 Every function takes the requests of one run as columns (`Requests`, one row per arrived request,
 times in integer ns, -1 for never) and gives either one value per request, NaN where it is
-undefined, or one number. `METRICS` is the dictionary of definitions that summaries, tables,
-figures and the README use. Targets and windows are in `slo.py`, FLOPs and bytes in `model_work.py`.
+undefined, or one number. The definitions are in `metric_definitions.py`, what concerns prefix
+caches in `cache_metrics.py`, targets and windows in `slo.py`, FLOPs and bytes in `model_work.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,216 +29,6 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99)
 """Percentiles in every summary."""
 
 NS_PER_S = 1_000_000_000
-
-
-# Definitions
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One quantity that we report.
-
-    Attributes:
-        key: Name in Python and, with its unit, in files.
-        title: Name in tables and figures.
-        unit: Of the value; empty for counts and shares.
-        definition: What it is, exactly, in one or two sentences.
-        better: Which way is good, or neither.
-    """
-
-    key: str
-    title: str
-    unit: str
-    definition: str
-    better: Literal["lower", "higher", "neither"] = "lower"
-
-    @property
-    def name_in_files(self) -> str:
-        """The key with its unit, such as ``ttft_s`` or ``goodput_requests_per_s``."""
-        unit = self.unit.replace("/", "_per_")
-        return self.key if not unit or self.key.endswith(unit) else f"{self.key}_{unit}"
-
-    @property
-    def heading(self) -> str:
-        """Title and unit, for axes and tables."""
-        return f"{self.title} ({self.unit})" if self.unit else self.title
-
-
-METRICS: dict[str, Metric] = {
-    metric.key: metric
-    for metric in (
-        Metric(
-            "ttft",
-            "TTFT",
-            "s",
-            "Time to first token as the client sees it: arrival to first token, for every "
-            "request that emitted one, however it ended.",
-        ),
-        Metric(
-            "prefill_ttft",
-            "TTFT at prefill end",
-            "s",
-            "Arrival to the end of the first completed prefill. Differs from TTFT only where "
-            "the first token reaches the client later: disaggregated pools that recompute the "
-            "last prompt token, batches that answer when they end.",
-        ),
-        Metric(
-            "queueing_delay",
-            "Queueing delay",
-            "s",
-            "Arrival to the start of the first iteration that computes a token of the request.",
-        ),
-        Metric(
-            "tpot",
-            "TPOT",
-            "s",
-            "Time per output token of one request: (last token - first token) / (output tokens "
-            "- 1), for finished requests; undefined for a single token.",
-        ),
-        Metric(
-            "itl",
-            "ITL",
-            "s",
-            "Inter-token latency (also time between tokens): every gap between two consecutive "
-            "tokens of a request, pooled over all requests, those that did not finish included; "
-            "counted exactly.",
-        ),
-        Metric(
-            "largest_itl",
-            "Largest ITL",
-            "s",
-            "The longest gap between two consecutive tokens of one request; undefined for a "
-            "single token.",
-        ),
-        Metric(
-            "e2e", "E2E", "s", "End-to-end latency: arrival to last token, for finished requests."
-        ),
-        Metric(
-            "normalised_latency",
-            "Normalised latency",
-            "s/token",
-            "E2E / output tokens, for finished requests.",
-        ),
-        Metric(
-            "throughput_out",
-            "Output throughput",
-            "tokens/s",
-            "Tokens emitted for the measured requests per second from the start of the window "
-            "to the last of their ends.",
-            "higher",
-        ),
-        Metric(
-            "throughput_in",
-            "Input throughput",
-            "tokens/s",
-            "Prompt tokens of the measured requests that emitted a token, per second of the "
-            "same time; a prompt counts once, however often it was computed or found cached.",
-            "higher",
-        ),
-        Metric(
-            "throughput_out_per_gpu",
-            "Output throughput per GPU",
-            "tokens/s",
-            "Output throughput / GPUs of all pools.",
-            "higher",
-        ),
-        Metric(
-            "throughput_in_per_gpu",
-            "Input throughput per GPU",
-            "tokens/s",
-            "Input throughput / GPUs of all pools.",
-            "higher",
-        ),
-        Metric(
-            "arrival_rate",
-            "Arrival rate",
-            "requests/s",
-            "Measured requests per second of the window.",
-            "neither",
-        ),
-        Metric(
-            "goodput",
-            "Goodput",
-            "requests/s",
-            "Requests that meet every target of the SLO, per second of the window in which they"
-            " arrived.",
-            "higher",
-        ),
-        Metric(
-            "slo_attainment",
-            "SLO attainment",
-            "",
-            "Share of all requests that arrived in the window and meet every target. Rejected, "
-            "failed, cancelled and unfinished requests count as missed; a target on a quantity "
-            "that a request does not have (TPOT of one token) counts as met.",
-            "higher",
-        ),
-        Metric(
-            "preemptions",
-            "Preemptions",
-            "",
-            "Times that a running request gave up its KV memory and went back to the queue.",
-        ),
-        Metric(
-            "recomputed_tokens",
-            "Recomputed tokens",
-            "tokens",
-            "Tokens whose KV was computed again because it had been lost to a preemption or a "
-            "failure.",
-        ),
-        Metric(
-            "cached_tokens",
-            "Cached tokens",
-            "tokens",
-            "Prompt tokens whose KV was found in a prefix cache.",
-            "higher",
-        ),
-        Metric(
-            "batch_size",
-            "Batch size",
-            "requests",
-            "Requests running on a replica, at the points of the time grid in the window at which "
-            "any runs.",
-            "neither",
-        ),
-        Metric(
-            "kv_use",
-            "KV use",
-            "",
-            "Share of a replica's KV blocks that are in use, at the points of the time grid in the "
-            "window.",
-            "neither",
-        ),
-        Metric(
-            "utilisation",
-            "Utilisation",
-            "",
-            "Share of the time between the first arrival and the last end in which a replica "
-            "has a step in flight.",
-            "neither",
-        ),
-        Metric(
-            "mfu",
-            "MFU",
-            "",
-            "Model FLOPs utilisation: FLOPs that the tokens of all requests need, each counted "
-            "once (recomputation, padding and cached prompts excluded), / (peak dense FLOP/s of"
-            " all GPUs x time between first arrival and last end).",
-            "higher",
-        ),
-        Metric(
-            "mbu",
-            "MBU",
-            "",
-            "Model bandwidth utilisation: bytes of the weights once per iteration (of experts "
-            "those that its rows are expected to touch), plus the KV that decodes read and that "
-            "new tokens write, / (peak memory bandwidth of all GPUs x time between first arrival "
-            "and last end).",
-            "higher",
-        ),
-    )
-}
-"""Every metric by its key, in the order in which they are documented."""
 
 
 # One value per request
@@ -445,6 +234,10 @@ class ReplicaFacts(Protocol):
     def iterations_by_rows(self) -> Sequence[tuple[int, int]]:
         """How many of them computed how many rows: (rows, iterations), in order of rows."""
 
+    @property
+    def lost_blocks(self) -> int | None:
+        """Blocks of a prefix cache that lost their content; None without a cache."""
+
 
 def run_span_ns(requests: Requests, run_end_ns: int) -> tuple[int, int]:
     """First arrival and last end, ns; requests that never ended count as ending with the run."""
@@ -464,17 +257,18 @@ def utilisation(replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> F
 
 def kv_use(series: Requests, replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> Floats:
     """Share of KV blocks in use, one value per grid point in the span and replica."""
-    inside = _inside(series, span_ns)
+    chosen = inside(series, span_ns)
     total = np.array([replica.total_blocks for replica in replicas], dtype=np.float64)
-    return np.asarray(series["used_blocks"][inside] / total[series["replica"][inside]])
+    return np.asarray(series["used_blocks"][chosen] / total[series["replica"][chosen]])
 
 
 def batch_sizes(series: Requests, span_ns: tuple[int, int]) -> Floats:
     """Requests running, one value per grid point in the span and replica, where any runs."""
-    running = series["running"][_inside(series, span_ns)]
+    running = series["running"][inside(series, span_ns)]
     return running[running > 0].astype(np.float64)
 
 
-def _inside(series: Requests, span_ns: tuple[int, int]) -> Bools:
+def inside(series: Requests, span_ns: tuple[int, int]) -> Bools:
+    """Which rows of the series lie in the span, both ends included."""
     time_ns = series["time_ns"]
     return np.asarray((time_ns >= span_ns[0]) & (time_ns <= span_ns[1]))

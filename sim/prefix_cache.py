@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import ClassVar
 
 from sim.content import token_runs
 from sim.kvcache import BlockPool
@@ -89,20 +90,22 @@ class PrefixCache(BlockPool):
     Attributes:
         shared_blocks: Holdings of blocks beyond the first of each: what the sum over requests of
             blocks held exceeds the blocks in use by.
-        lost_blocks: Blocks that have lost their content so far.
     """
 
     __slots__ = (
         "_blank",
         "_held",
+        "_lost",
         "_match",
         "_queue",
         "_queued",
         "_root",
-        "lost_blocks",
+        "_unused",
         "shared_blocks",
         "uncached_first",
     )
+
+    has_cache: ClassVar[bool] = True
 
     def __init__(
         self, total_blocks: int, block_tokens: int = 16, *, uncached_first: bool = False
@@ -110,21 +113,38 @@ class PrefixCache(BlockPool):
         super().__init__(total_blocks, block_tokens)
         self.uncached_first = uncached_first
         self.shared_blocks = 0
-        self.lost_blocks = 0
+        self._lost = 0
         self._root = _Node(None, None)
         # In the queue: blocks without content at the front, then entries. Blocks taken since the
         # queue was last brought up to date are in it still: more than `free_blocks`.
         self._blank = total_blocks
         self._queue: OrderedDict[_Block | _Run, None] = OrderedDict()
         self._queued = total_blocks
+        self._unused = 0  # blocks with content among them
         self._held: dict[Request, list[_Block]] = {}  # those with content, from the start on
         self._match: tuple[Request, list[_Block]] | None = None
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks with content that nobody uses."""
+        self.settle()
+        return self._unused
+
+    @property
+    def lost_blocks(self) -> int:
+        """Blocks that have lost their content so far."""
+        self.settle()
+        return self._lost
 
     # --- finding
 
     def match(self, request: Request) -> int:
         """Tokens of a waiting request found in full blocks, at most known - 1 (rules 41, 44)."""
         return len(self._find(request)) * self.block_tokens
+
+    def peek(self, request: Request) -> int:
+        """See `KVCache.peek`."""
+        return self.match(request)
 
     def can_lose_match(self, request: Request) -> bool:
         """Whether blocks taken by others may shorten what `match` finds for a waiting request."""
@@ -196,6 +216,7 @@ class PrefixCache(BlockPool):
         for block in found:
             block.users += 1
         self._queued -= len(unused)
+        self._unused -= len(unused)
         self.free_blocks -= len(unused)
         self.shared_blocks += len(found) - len(unused)
         request.held_blocks = len(found)
@@ -260,6 +281,8 @@ class PrefixCache(BlockPool):
     def _append(self, entry: _Block | _Run, blocks: int) -> None:
         self._queue[entry] = None
         self._queued += blocks
+        if isinstance(entry, _Block) or entry.content:
+            self._unused += blocks
 
     def give_back(self, request: Request, blocks: int) -> None:
         """See `BlockPool.give_back`."""
@@ -291,16 +314,20 @@ class PrefixCache(BlockPool):
             if isinstance(entry, _Block):
                 del self._queue[entry]
                 self._forget(entry)
-                self.lost_blocks += 1
+                self._lose(1)
                 gone -= 1
                 continue
             blocks = min(gone, entry.blocks)
             entry.blocks -= blocks
             gone -= blocks
             if entry.content:
-                self.lost_blocks += blocks
+                self._lose(blocks)
             if not entry.blocks:
                 del self._queue[entry]
+
+    def _lose(self, blocks: int) -> None:
+        self._lost += blocks
+        self._unused -= blocks
 
     def losses(self, takes: Sequence[int]) -> list[int]:
         """Blocks that would lose their content if so many were taken, one after the other.
@@ -340,6 +367,10 @@ class PrefixCache(BlockPool):
         self.settle()
         blocks = [entry for entry in self._queue if isinstance(entry, _Block)]
         runs = [entry.blocks for entry in self._queue if isinstance(entry, _Run)]
+        filled = [
+            entry.blocks for entry in self._queue if isinstance(entry, _Run) and entry.content
+        ]
+        assert self._unused == len(blocks) + sum(filled)
         assert self._blank + len(blocks) + sum(runs) == self._queued == self.free_blocks
         assert all(block.users == 0 and block in block.node.copies for block in blocks)
         users = Counter(block for held in self._held.values() for block in held)

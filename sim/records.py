@@ -16,6 +16,7 @@ from sim.request import NEVER, Arrival, Ints, Request
 from sim.step_time import StepTimeOrigin
 
 if TYPE_CHECKING:
+    from sim.clock import Instant
     from sim.flight import Flight
     from sim.replica import Replica
 
@@ -55,6 +56,8 @@ REQUEST_COLUMNS = (
     "preemptions",
     "recomputed_tokens",
     "cached_tokens",
+    "swap_outs",
+    "swapped_blocks",
 )
 
 NARROW_COLUMNS = {
@@ -74,8 +77,10 @@ class Lifetime:
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "cancellation",
         "decode_replica",
         "delivered",
+        "ended",
         "finish_seq",
         "first_scheduled_ns",
         "first_token_ns",
@@ -89,6 +94,8 @@ class Lifetime:
         "recomputed_tokens",
         "replica",
         "request",
+        "swap_outs",
+        "swapped_blocks",
         "where",
     )
 
@@ -100,12 +107,15 @@ class Lifetime:
         self.where: Replica | None = None  # the replica that serves it now
         self.goal = 0  # tokens emitted when it leaves that replica
         self.delivered = 0  # tokens that the client has
+        self.ended = False
+        self.cancellation: Instant | None = None  # when its client will give up
         self.finish_seq = -1
         self.replica = self.decode_replica = -1
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
         self.first_token_ns = self.last_token_ns = NEVER
         self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
         self.lost_tokens = 0  # in its last preemption
+        self.swap_outs = self.swapped_blocks = 0  # preemptions whose KV moved to the host
 
     @property
     def last_place(self) -> int:
@@ -190,8 +200,10 @@ class ReplicaInfo:
         step_time_usage: What its step-time model counted (`ReplicaStepTime.usage`), or None.
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
+        host_bytes: KV moved over the host link, in either direction, bytes.
         iterations_by_rows: How many iterations computed how many rows, prompts' and decodes', as
             (rows, iterations) in order of rows; empty where read back from files, which lack it.
+        lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
     """
 
     name: str
@@ -207,7 +219,9 @@ class ReplicaInfo:
     step_time: StepTimeOrigin
     step_time_usage: Mapping[str, Any] | None = None
     stage_busy_ns: tuple[int, ...] = ()
+    host_bytes: int = 0
     iterations_by_rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    lost_blocks: int | None = None
 
 
 class Recorder:
@@ -313,6 +327,8 @@ class Recorder:
                 life.preemptions,
                 life.recomputed_tokens,
                 life.cached_tokens,
+                life.swap_outs,
+                life.swapped_blocks,
             )
         )
 
@@ -336,7 +352,17 @@ STEP_COLUMNS = (
     "busy_ns",
 )
 EVENT_COLUMNS = ("request", "event", "time_ns", "replica", "step")
-SERIES_COLUMNS = ("time_ns", "replica", "waiting", "running", "used_blocks")
+# Blocks in use, cached ones (content that nobody uses) and free ones, the rest, are all blocks.
+# Lost blocks, which had content that a cache could have found again, are counted from the start.
+SERIES_COLUMNS = (
+    "time_ns",
+    "replica",
+    "waiting",
+    "running",
+    "used_blocks",
+    "cached_blocks",
+    "lost_blocks",
+)
 TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from sim.clock import Doorbell, Instant, Phase, now_ns
 from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError, StuckError
 from sim.flight import DecisionNotes, Flight
+from sim.host import HostLink, HostMemory
 from sim.policy import Policy, ReplicaState
 from sim.prefix_cache import PrefixCache
 from sim.queue import FirstCome, QueueOrder
@@ -49,6 +50,8 @@ class ReplicaSpec:
         order: Order of the waiting queue.
         kv_bytes_per_token: KV of one token over all layers and all GPUs of the replica, bytes.
         gpus: GPUs that it occupies.
+        host_bandwidth_bytes_per_s: Of the link to host memory, all GPUs together; None without one.
+        host_overlap: Copies over it run beside a step instead of before it.
         kind: Class of the replica, for one that iterates in another way; None for `Replica`.
     """
 
@@ -60,6 +63,8 @@ class ReplicaSpec:
     order: QueueOrder = field(default_factory=FirstCome)
     kv_bytes_per_token: int = 0
     gpus: int = 1
+    host_bandwidth_bytes_per_s: float | None = None
+    host_overlap: bool = False
     kind: type[Replica] | None = None
 
 
@@ -126,6 +131,7 @@ class Replica:
         self.kv = self.policy.memory(spec.num_blocks, spec.block_tokens)
         self._cache = self.kv if isinstance(self.kv, PrefixCache) else None
         self._lost_before = 0
+        self.host_link = _host_link(spec)
         if self._cache is not None and role != "both":
             raise ConfigError(
                 f"prefix_cache: not modelled on a {role} replica; try replicas that do both"
@@ -136,6 +142,7 @@ class Replica:
             role=role,
             max_model_len=spec.max_model_len,
             watermark_blocks=self.watermark,
+            host=self._host_memory(),
             on_preempt=self._preempted,
             on_join=self._joined_group,
             on_leave=self._leave_group,
@@ -162,11 +169,25 @@ class Replica:
         self._turn = Phase.SCHEDULE + place
         self._step_end = Phase.STEP_END + place
         self._bell = Doorbell(env)
-        self._wake = Instant(env, 0, Phase.STEP_END)
+        self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
         self._idle = False
         self._timer_ns = NEVER
         self._barren_steps = 0
         self.process = env.process(self._run())
+
+    def _host_memory(self) -> HostMemory | None:
+        """Host memory of the size that the policy asks for, behind the link."""
+        blocks, name = self.policy.host_memory_blocks, type(self.policy).__name__
+        if not blocks:
+            return None
+        if self.host_link is None:
+            raise ConfigError(
+                f"{name} swaps to the host, and its replica has no link to it; give "
+                "host_bandwidth_bytes_per_s"
+            )
+        return HostMemory(
+            blocks, self.host_link, self.spec.block_tokens * self.spec.kv_bytes_per_token
+        )
 
     @staticmethod
     def _keep_log(group: DecodeGroup, recorder: Recorder) -> None:
@@ -180,6 +201,26 @@ class Replica:
         """The present: the numbers here are exact."""
         return now_ns(self.env)
 
+    def observe(self) -> None:
+        """Bring the state to the present, as if every iteration had been stepped through.
+
+        At a boundary between two iterations of a run the next one has not taken its blocks when
+        routers look: the run is cut there, and the pass of this instant decides the same again.
+        """
+        if not self.in_flight:
+            return
+        ends, now = self.in_flight[-1].ends_ns, self.env.now
+        at = bisect_left(ends, now)
+        if at < len(ends) - 1 and ends[at] == now:
+            self.notify()
+        else:
+            self.sync()
+
+    def serves(self, request: Request) -> bool:
+        """Whether a request is outstanding here."""
+        life = self.lives.get(request)
+        return life is not None and life.where is self
+
     @property
     def outstanding_tokens(self) -> int:
         """Prompt and emitted tokens of all requests outstanding here, as of now."""
@@ -187,9 +228,59 @@ class Replica:
         return self._known_tokens + self.state.group.context_tokens
 
     @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.state.waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens known of the requests in the queue."""
+        return self.state.waiting.tokens
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """Tokens still to be prefilled here, as of now."""
+        self.observe()
+        queue = self.state.waiting
+        begun = sum(r.target_tokens - r.computed_then for r in self._begun())
+        return queue.tokens - queue.expected_cached + begun
+
+    def _begun(self) -> Iterable[Request]:
+        """Requests whose prefill has begun and is not complete."""
+        return self.state.prefilling
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block."""
+        return self.kv.block_tokens
+
+    @property
+    def total_blocks(self) -> int:
+        """Size of the KV pool."""
+        return self.kv.total_blocks
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks held or kept for a transfer, as of now."""
+        self.observe()
+        return self.kv.total_blocks - self.kv.free_blocks
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of the request that would be found cached here now."""
+        self.observe()
+        return self.kv.peek(request)
+
+    @property
     def step_time_usage(self) -> Mapping[str, Any] | None:
         """What its step-time model counted; None if it counts nothing."""
         return None if self._notes_to is None else self._notes_to.usage()
+
+    def gauges(self) -> tuple[int, int, int, int, int]:
+        """What the series holds of it, as of now: see `sim.records.SERIES_COLUMNS`."""
+        self.sync()
+        kv, state = self.kv, self.state
+        used = kv.total_blocks - kv.free_blocks
+        return len(state.waiting), state.num_running, used, kv.cached_blocks, kv.lost_blocks
 
     # --- what reaches the replica
 
@@ -234,29 +325,76 @@ class Replica:
         flight = self.in_flight.pop()
         del flight.ends_ns[flight.applied :]
         self._advance(flight, flight.applied)
+        self._leave_early(flight.given_up)
         if flight.applied:
             self._count(flight, flight.applied)
         self._wake = self._wake.replace(0, self._turn)
 
     def drop(self, request: Request) -> None:
         """A request that is not in flight leaves, whatever it was doing; its memory comes back."""
-        state, life = self.state, self.lives[request]
+        state = self.state
         if request.group is not None:
             self._leave_group(request)
         if request.seat >= 0:
             del state.running[request]
             state.prefilling.pop(request, None)
             state.paused.pop(request, None)
-        elif request in state.loaded:
-            state.loaded.remove(request)
-        elif request in state.waiting:
-            state.waiting.take_out(request)
-        request.seat = -1
+        else:
+            self._take_out(request)
+        self.sign_off(request)
+        self.forget(request)
+
+    def give_up(self, request: Request) -> None:
+        """Its client is gone: it counts no more here, and leaves once no step computes it.
+
+        A step under way keeps its length and emits no token for it; its memory and its seat are
+        free when that has left the last stage (rules 53 and 75). Under static batching its memory
+        comes back with that of the batch (rule 77).
+        """
+        self.relieved()
+        self.notify()
+        self.sync()
+        flight = next((x for x in self.in_flight if x.carries(request)), None)
+        if request.group is not None:
+            self._leave_group(request)
+        self.sign_off(request)
+        self.lives[request].ended = True
+        if flight is not None:
+            flight.given_up += (request,)
+        elif request in self.state.running:
+            self._leave_early((request,))
+        elif request.seat < 0:  # a row of a batch that waits for its end has a seat
+            self._take_out(request)
+            self.forget(request)
+
+    def sign_off(self, request: Request) -> None:
+        """The request is not outstanding here any more."""
         self.outstanding -= 1
         self._known_tokens -= request.known_tokens
-        life.where = None
+        self.lives[request].where = None
+
+    def forget(self, request: Request) -> None:
+        """The last of a request that has signed off: its memory comes back."""
         del self.lives[request]
+        request.seat = -1
         self.kv.release(request)
+
+    def free_held(self, blocks: int) -> None:
+        """Blocks of a request that has left, kept for its transfer, are free."""
+        self.sync()
+        self.kv.free_blocks += blocks
+        self.held_for_transfer -= blocks
+        self.relieved()
+
+    def _take_out(self, request: Request) -> None:
+        """A request without a seat leaves the queue in which it is, if it is in one."""
+        state = self.state
+        if request in state.loaded:
+            state.loaded.remove(request)
+        elif state.host is not None and request in state.host.swapped:
+            state.host.forget(request)
+        elif request in state.waiting:
+            state.waiting.take_out(request)
 
     # --- the iteration loop
 
@@ -286,10 +424,13 @@ class Replica:
         if state.admitted:
             self._admitted(now)
         flight = self._board(batch, now) if runs else None
-        if self.role == "decode" and not state.waiting:
+        if self.role == "decode" and not (state.waiting or state.swapped):
             self._surroundings.pull(self)
         if state.wake_at_ns is not None:
             self._set_timer(state.wake_at_ns)
+        elif self._timer_ns != NEVER:
+            self._timer.call_off()
+            self._timer_ns = NEVER
         if flight is not None:
             self._launch(flight)
         return flight is not None
@@ -306,6 +447,9 @@ class Replica:
             if state.loaded and policy.joins_loaded:
                 state.join_loaded(policy.seats)
             batch = policy.schedule(state)
+            if batch.host_bytes:
+                assert self.host_link is not None
+                self.host_link.move(batch.host_bytes)
             if batch.all_decodes or batch.tokens or not state.preempted:
                 return batch
             self._repeated_pass(now)
@@ -358,9 +502,11 @@ class Replica:
 
     def _launch(self, flight: Flight) -> None:
         """Ask the step-time model how long the flight takes and go to sleep."""
-        model, start = self.step_time, flight.start_ns
+        model, start, link = self.step_time, flight.start_ns, self.host_link
         n = self._steady_iterations(flight) if self._fast_forward else 1
-        if n == 1:
+        if link is not None and link.end_pass():
+            ends = [start + link.lengthened(model.step_ns(flight.work, self.iterations))]
+        elif n == 1:
             ends = [start + model.step_ns(flight.work, self.iterations)]
         else:
             if flight.chunks:
@@ -471,9 +617,15 @@ class Replica:
         done: list[Request] = []
         if flight.ticks and flight.group.finish[0][0] <= flight.group.clock:
             self._finish_decodes(flight.group, done)
+        given_up = flight.given_up
+        if given_up:
+            self._stop_decodes(flight, done)
         self._count(flight, n)
         for request, _ in flight.chunks:
-            if request.computed_then == request.target_tokens and self._prefilled(request, now):
+            if given_up and request in given_up:
+                del self.state.prefilling[request]
+                done.append(request)
+            elif request.computed_then == request.target_tokens and self._prefilled(request, now):
                 done.append(request)
         if done:
             if len(done) > 1 and flight.batch.in_running_order:
@@ -494,6 +646,15 @@ class Replica:
         for request in done:
             self._leave_group(request)
 
+    def _stop_decodes(self, flight: Flight, done: list[Request]) -> None:
+        """Decodes whose clients gave up leave with those that finish; a last token is stored."""
+        chunks = {request for request, _ in flight.chunks}
+        decodes = [request for request in flight.given_up if request not in chunks]
+        for request in decodes:
+            request.computed_then += 1
+        done += decodes
+        done.sort(key=_by_seat)
+
     def _prefilled(self, request: Request, now: int) -> bool:
         """A prefill is complete and emits a token. True if it was the last to be emitted here."""
         life = self.lives[request]
@@ -513,7 +674,7 @@ class Replica:
         self.state.join_group(request)
         return False
 
-    def _leave(self, done: list[Request], now: int) -> None:
+    def _leave(self, done: Sequence[Request], now: int) -> None:
         """Requests that emitted all they emit here: they end or move on, and memory comes back."""
         state, late = self.state, self._late
         for request in done:
@@ -522,28 +683,37 @@ class Replica:
                 self._part(request, now)
         for request in self.policy.leaving(done, state):
             if late:
-                if not self._withholds:
-                    self._deliver_all(request, now)
                 self._part(request, now)
             self._give_back(request, now)
 
+    def _leave_early(self, given_up: Sequence[Request]) -> None:
+        """Running requests whose clients gave up leave, no step being under way for them."""
+        for request in given_up:
+            self.state.prefilling.pop(request, None)
+            self.state.paused.pop(request, None)
+        if given_up:
+            self._leave(given_up, now_ns(self.env))
+
     def _part(self, request: Request, now: int) -> None:
-        """The client has its last token, or the last that this replica emits."""
-        self.outstanding -= 1
-        self._known_tokens -= request.known_tokens
+        """The client has its last token, or the last that this replica emits, or is gone."""
         life = self.lives[request]
-        life.where = None
+        if life.ended:
+            return
+        if self._late and not self._withholds:
+            self._deliver_all(request, now)
+        self.sign_off(request)
         if life.delivered == life.arrival.output_tokens:
             self._surroundings.finished(life, now)
 
     def _give_back(self, request: Request, now: int) -> None:
         """Free the memory of a request that leaves, or keep it for its transfer."""
-        life = self.lives.pop(request)
+        life = self.lives[request]
+        if life.ended:
+            self.forget(request)
+            return
+        del self.lives[request]
         request.seat = -1
-        if life.delivered == life.arrival.output_tokens:
-            self.kv.release(request)
-        else:
-            self._surroundings.prefilled(self, request, life, now)
+        self._surroundings.prefilled(self, request, life, now)
 
     def _deliver_all(self, request: Request, now: int) -> None:
         """The client gets, at once, all that the batch emitted for it."""
@@ -602,9 +772,8 @@ class Replica:
         cache = self._cache
         if cache is None:
             return 0
-        cache.settle()
         before, self._lost_before = self._lost_before, cache.lost_blocks
-        return cache.lost_blocks - before
+        return self._lost_before - before
 
     def _preempted(
         self, request: Request, lost_tokens: int, first_tick: int, ticks: int | None
@@ -614,6 +783,9 @@ class Replica:
         life.preemptions += 1
         life.recomputed_tokens += lost_tokens
         life.lost_tokens = lost_tokens
+        if request in self.state.swapped:
+            life.swap_outs += 1
+            life.swapped_blocks += self.state.swapped[request]
         if ticks is not None:
             self._note_ticks(request, self.state.group, first_tick, ticks)
         if self._keeps_events:
@@ -645,10 +817,10 @@ class Replica:
     def _set_timer(self, when_ns: int) -> None:
         """The policy wants a pass at this instant although nothing may happen."""
         if self._timer_ns != when_ns:
+            self._timer.call_off()
             self._timer_ns = when_ns
-            Instant(self.env, when_ns - now_ns(self.env), self._turn).callbacks.append(
-                self._timer_rings
-            )
+            self._timer = Instant(self.env, when_ns - now_ns(self.env), self._turn)
+            self._timer.callbacks.append(self._timer_rings)
 
     def _timer_rings(self, _: Event) -> None:
         self._timer_ns = NEVER
@@ -657,6 +829,8 @@ class Replica:
 
     def _repeated_pass(self, now: int) -> None:
         """A pass that only preempted: it takes no time and is made again."""
+        if self.host_link is not None:
+            self.host_link.end_pass()
         if self._keeps_decisions:
             gone = [request.index for request in self.state.preempted]
             lost = self._newly_lost()
@@ -720,7 +894,10 @@ class Replica:
             f"replica {self.place}: {kv.free_blocks} free + {used} used + "
             f"{self.held_for_transfer} held for transfers is not {kv.total_blocks}"
         )
-        decoding = [request for request in state.running if not request.prefilling]
+        stay = [request for request in state.running if not self.lives[request].ended]
+        if state.host is not None:
+            assert state.host.free_blocks + sum(state.swapped.values()) == state.host.total_blocks
+        decoding = [request for request in stay if not request.prefilling]
         assert len(decoding) == state.group.size + len(state.paused)
         context = sum(r.computed_tokens + 1 for r in self.lives if r.group is not None)
         assert context == sum(group.context_tokens for group in self._groups())
@@ -737,6 +914,11 @@ class Replica:
                 assert request.computed_then < last <= request.target_tokens, f"bad chunk {tokens}"
                 room = kv.held(request) * kv.block_tokens
                 assert last <= room, f"{request}: {room} tokens of memory for a chunk of {tokens}"
+
+
+def _host_link(spec: ReplicaSpec) -> HostLink | None:
+    bandwidth = spec.host_bandwidth_bytes_per_s
+    return None if bandwidth is None else HostLink(bandwidth, overlap=spec.host_overlap)
 
 
 def _by_seat(request: Request) -> int:

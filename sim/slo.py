@@ -65,14 +65,27 @@ def select(requests: Requests, mask: Bools) -> dict[str, npt.NDArray[Any]]:
 
 
 NO_CLASS = "(none)"
-"""Class of requests without one."""
+"""Class, or tenant, of requests without one."""
 
 
 def request_classes(requests: Requests) -> npt.NDArray[np.str_]:
     """The class of each request, shape (n,), from column `request_class`; else `NO_CLASS`."""
-    column = requests.get("request_class")
+    return _names(requests.get("request_class"), len(requests["arrival_ns"]))
+
+
+def request_tenants(requests: Requests) -> npt.NDArray[np.str_]:
+    """The tenant of each request, shape (n,), from column `tenant`; else `NO_CLASS`."""
+    return _names(requests.get("tenant"), len(requests["arrival_ns"]))
+
+
+def distinct_names(column: npt.NDArray[Any] | None, n: int) -> list[str]:
+    """The names in a column of `n` classes or tenants, in alphabetical order."""
+    return sorted(set(_names(column, n).tolist()))
+
+
+def _names(column: npt.NDArray[Any] | None, n: int) -> npt.NDArray[np.str_]:
     if column is None:
-        return np.full(len(requests["arrival_ns"]), NO_CLASS)
+        return np.full(n, NO_CLASS)
     return np.array([c if isinstance(c, str) else NO_CLASS for c in column.tolist()], dtype=str)
 
 
@@ -83,7 +96,16 @@ def class_groups(requests: Requests, mask: Bools) -> tuple[Ints, list[str]]:
         Group of each request, shape (n,), -1 where `mask` is false, and the names of the groups in
         alphabetical order.
     """
-    names, group = np.unique(request_classes(requests), return_inverse=True)
+    return _groups(request_classes(requests), mask)
+
+
+def tenant_groups(requests: Requests, mask: Bools) -> tuple[Ints, list[str]]:
+    """Number the tenants of the measured requests, as `class_groups` does."""
+    return _groups(request_tenants(requests), mask)
+
+
+def _groups(name_of: npt.NDArray[np.str_], mask: Bools) -> tuple[Ints, list[str]]:
+    names, group = np.unique(name_of, return_inverse=True)
     return np.where(mask, group, -1).astype(np.int64), names.tolist()
 
 

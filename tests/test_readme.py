@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from policies import POLICIES
-from sim.metrics import METRICS
+from sim.metric_definitions import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(

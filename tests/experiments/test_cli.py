@@ -306,7 +306,7 @@ def test_every_kind_of_name_is_listed(kind: str) -> None:
 
 
 def test_metrics_prints_every_definition() -> None:
-    from sim.metrics import METRICS
+    from sim.metric_definitions import METRICS
 
     printed = phasewise("metrics").stdout
 

@@ -18,14 +18,14 @@ from experiments.looks import DASHES, POLICY_LOOKS, STYLES, looks
 from experiments.summary import summarize
 from sim.errors import ConfigError
 from sim.metrics import quantiles
-from sim.records import FINISHED, UNFINISHED
+from sim.records import FINISHED, SERIES_COLUMNS, UNFINISHED
 
 S = 1_000_000_000
 
 
 class Replica:
     name, pool, gpus, total_blocks, busy_ns, iterations = "main-0", "main", 1, 10, S, 50
-    block_tokens = 16
+    block_tokens, lost_blocks = 16, None
 
 
 class Run:
@@ -58,7 +58,7 @@ class Run:
         }
         gap_ns = np.unique(rng.integers(S // 1000, S // 50, 400))[: 400 * (tokens > 1)]
         self.itl = {"(none)": (gap_ns, rng.integers(1, 9, len(gap_ns)))}
-        names = ("time_ns", "replica", "waiting", "running", "used_blocks")
+        names = SERIES_COLUMNS
         self.summary = summarize(
             self.requests,
             itl=self.itl,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.summary import summarize
-from sim.metrics import METRICS
+from sim.metric_definitions import METRICS
 from sim.records import FINISHED, REJECTED, UNFINISHED
 from sim.slo import SLO, Windows
 
@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 class Replica:
     name, pool, gpus, total_blocks = "main-0", "main", 2, 10
-    block_tokens, busy_ns, iterations = 16, 5 * S, 50
+    block_tokens, busy_ns, iterations, lost_blocks = 16, 5 * S, 50, 3
 
 
 def requests(**columns):
@@ -44,16 +44,18 @@ SERIES = {
     "waiting": np.array([0, 0, 1]),
     "running": np.array([1, 0, 3]),
     "used_blocks": np.array([2, 0, 10]),
+    "cached_blocks": np.array([0, 5, 0]),
+    "lost_blocks": np.array([0, 0, 3]),
 }
 ITL = {"(none)": (np.array([S, 2 * S]), np.array([2, 1]))}
 
 
-def summary(table=None, itl=ITL, **options):
+def summary(table=None, itl=ITL, replicas=None, **options):
     return summarize(
         table or requests(),
         itl=itl,
         series=SERIES,
-        replicas=[Replica()],
+        replicas=replicas or [Replica()],
         reasons=["", "over_pool"],
         run_end_ns=10 * S,
         **options,
@@ -89,8 +91,26 @@ def test_overall_metrics_of_the_hand_worked_run():
     assert overall["mfu"] is None
 
 
-def test_the_summary_names_every_metric_in_the_dictionary():
-    assert set(summary()["overall"]) == {metric.name_in_files for metric in METRICS.values()}
+def test_the_summary_names_every_metric_that_the_run_can_have():
+    class Second(Replica):
+        name = "main-1"
+
+    class Plain(Replica):
+        lost_blocks = None
+
+    people = np.array(["a", "b", "b", "a"], object)
+    places = {"replica": np.array([0, -1, 1, 1]), "decode_replica": np.full(4, -1)}
+    full = summary(
+        requests(tenant=people, session=people, **places), replicas=[Replica(), Second()]
+    )
+    plain = summary(replicas=[Plain()])
+    names = {metric.name_in_files for metric in METRICS.values()}
+    absent = {m.name_in_files for m in METRICS.values() if " Absent w" in m.definition}
+    assert set(full["overall"]) == names
+    assert set(plain["overall"]) == names - absent
+    of_requests = {m.name_in_files for m in METRICS.values() if m.of_requests}
+    assert set(full["tenants"]["a"]) <= of_requests | {"requests"}
+    assert plain["tenants"] == {}
 
 
 def test_windows_leave_requests_out_of_metrics_but_not_of_the_count():
@@ -123,3 +143,31 @@ def test_a_run_in_which_nothing_arrived_has_a_summary():
     assert result["requests"]["arrived"] == 0
     assert result["overall"]["ttft_s"]["p99"] is None
     assert result["verdict"]["name"] == "too short to tell"
+
+
+def test_what_concerns_a_prefix_cache_is_absent_without_one():
+    class Plain(Replica):
+        lost_blocks = None
+
+    of_caches = {"prefix_hit_rate_tokens", "prefix_hit_rate_requests", "saved_prefill_s"}
+    of_caches |= {"kv_cached", "kv_free", "evicted_tokens"}
+    with_cache, without = summary(), summary(replicas=[Plain()])
+    assert set(with_cache["overall"]) - set(without["overall"]) == of_caches
+    assert "lost_blocks" not in without["replicas"][0]
+    assert with_cache["replicas"][0]["lost_blocks"] == 3
+
+
+def test_hits_are_of_the_requests_that_were_scheduled():
+    table = requests(cached_tokens=np.array([4, 0, 0, 16]))  # the second was rejected
+    overall = summary(table)["overall"]
+    assert overall["prefix_hit_rate_tokens"] == 20 / 80
+    assert overall["prefix_hit_rate_requests"] == 2 / 3
+    assert overall["evicted_tokens"] == 3 * 16
+
+
+def test_blocks_are_in_use_cached_or_free():
+    overall = summary()["overall"]  # of ten blocks: 2, 0, 10 in use; 0, 5, 0 cached
+    assert overall["kv_cached"]["max"] == 0.5
+    assert overall["kv_free"]["min"] == 0
+    shares = [overall[name]["mean"] for name in ("kv_use", "kv_cached", "kv_free")]
+    assert sum(shares) == pytest.approx(1)

@@ -20,6 +20,7 @@ from experiments.tables import (
     to_markdown,
 )
 from sim.errors import ConfigError
+from sim.records import SERIES_COLUMNS
 from sim.slo import SLO, Windows
 
 S = 1_000_000_000
@@ -27,7 +28,7 @@ S = 1_000_000_000
 
 class Replica:
     name, pool, gpus, total_blocks, busy_ns, iterations = "main-0", "main", 2, 10, S, 50
-    block_tokens = 16
+    block_tokens, lost_blocks = 16, None
 
 
 class Run:
@@ -59,7 +60,7 @@ class Run:
         if classes:
             self.requests["request_class"] = np.resize(np.array(classes, object), n)
             self.itl = dict.fromkeys(classes, gaps)
-        names = ("time_ns", "replica", "waiting", "running", "used_blocks")
+        names = SERIES_COLUMNS
         self.summary = summarize(
             self.requests,
             itl=self.itl,
@@ -83,6 +84,20 @@ def test_the_table_has_a_row_per_variant_and_the_columns_asked_for():
     assert cells(comparison, "tpot_s_p50") == ["10.0", "20.0"]
     assert cells(comparison, "verdict") == ["stable", "stable"]
     assert cells(comparison, "slo_attainment") == ["-", "-"]
+
+
+def test_a_column_that_some_variants_have_stands_where_it_says_something():
+    runs = [Run("a"), Run("b"), Run("c")]
+    keys = [column.key for column in compare(runs).columns]
+    assert not {"prefix_hit_rate_tokens", "jain_served_tokens", "imbalance_served_tokens"} & {*keys}
+    runs[0].summary["overall"]["prefix_hit_rate_tokens"] = 0.0
+    runs[1].summary["overall"]["prefix_hit_rate_tokens"] = 0.94
+    runs[1].summary["overall"]["imbalance_served_tokens"] = 1.1
+    comparison = compare(runs)
+    assert cells(comparison, "prefix_hit_rate_tokens") == ["0", "94.0", "-"]
+    assert [column.key for column in comparison.columns] == [*keys, "prefix_hit_rate_tokens"]
+    runs[2].summary["overall"]["imbalance_served_tokens"] = 1.5
+    assert cells(compare(runs), "imbalance_served_tokens") == ["-", "1.10", "1.50"]
 
 
 def test_the_best_value_is_marked_and_ties_at_large_are_not():

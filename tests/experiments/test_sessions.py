@@ -177,17 +177,22 @@ def test_weka_conversations_run_in_closed_loop(base: dict[str, Any], shared: Pat
     assert counts["turns"] == len(done.requests["index"]) + counts["skipped"] > 50
 
 
-def test_cancellations_are_said_not_to_be_simulated(base: dict[str, Any], tmp_path: Path) -> None:
+def test_clients_of_a_trace_give_up_and_their_sessions_go_on(
+    base: dict[str, Any], tmp_path: Path
+) -> None:
     rows = TRACE.splitlines()
     given = [
         rows[0] + ",cancel_after_s",
-        *(f"{row},{'9' * (i < 2)}" for i, row in enumerate(rows[1:])),
+        *(f"{row},{'0.0001' * (i < 1)}" for i, row in enumerate(rows[1:])),
     ]
     (tmp_path / "t.csv").write_text("\n".join(given))
 
-    notes = build_workload(load(base).variants[0], tmp_path, None).notes
+    done = run(base)
 
-    assert any(note.startswith("cancel_after: 2 clients would give up") for note in notes)
+    assert done.summary["requests"]["cancelled"] == 1
+    assert STATES[done.requests["state"][0]] == "cancelled"
+    assert done.requests["end_ns"][0] == 100_000
+    assert done.requests["arrival_ns"][2] == 3_000_100_000  # the next turn of its session
 
 
 # --- misuse

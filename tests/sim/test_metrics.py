@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sim import metrics
 from sim.errors import ConfigError
-from sim.metrics import METRICS
+from sim.metric_definitions import METRICS
 from sim.model_work import (
     Hardware,
     ModelWork,

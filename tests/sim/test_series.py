@@ -7,7 +7,7 @@ import numpy as np
 from policies import POLICIES, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.event_loop import simulate
-from sim.records import Record
+from sim.records import Record, SimulationResult
 from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
@@ -50,3 +50,58 @@ def test_sampling_changes_no_token_time() -> None:
     runs = [simulate(arrivals, cluster, record=r, check=True) for r in (with_series, None)]
     for i in range(30):
         assert runs[0].token_times_ns(i).tolist() == runs[1].token_times_ns(i).tolist()
+
+
+def _cached(blocks: int, arrivals: list[Arrival], record: Record, **how: bool) -> SimulationResult:
+    policy = POLICIES["vllm-v1"](prefix_cache=True)
+    spec = ReplicaSpec(policy, blocks, STEP, block_tokens=4)
+    cluster = Cluster(PoolSpec("replica", [spec], ROUTERS["round-robin"]()))
+    return simulate(arrivals, cluster, record=record, check=True, **how)
+
+
+def test_cached_and_lost_blocks_by_hand() -> None:
+    # Blocks of 4 tokens, 4 in all. Request 0 holds 2 to 18 and leaves both cached; request 1, of
+    # other content, takes the 2 blank ones and (16 tokens) both cached ones, which are lost.
+    ids = {0: [1, 2], 1: [3, 4, 5, 6]}
+    arrivals = [
+        Arrival(when, 4 * len(ids[i]), 1, 1, i, block_ids=ids[i], block_ids_tokens=4)
+        for i, when in enumerate((0, 40))
+    ]
+    result = _cached(4, arrivals, Record(series_points=8, series_span_ns=80))
+    series = {name: column.tolist() for name, column in result.series.items()}
+    assert series["time_ns"] == [10, 20, 30, 40, 50, 60, 70]
+    assert series["used_blocks"] == [2, 0, 0, 4, 4, 4, 0]
+    assert series["cached_blocks"] == [0, 2, 2, 0, 0, 0, 4]
+    assert series["lost_blocks"] == [0, 0, 0, 2, 2, 2, 2]
+    assert [replica.lost_blocks for replica in result.replicas] == [2]
+
+
+def test_the_series_of_a_cache_is_the_same_step_by_step() -> None:
+    rng = np.random.default_rng(5)
+    arrivals = [
+        Arrival(
+            37 * i,
+            int(prompt),
+            20,
+            20,
+            i,
+            block_ids=[int(rng.integers(3)), *range(100 * i, 100 * i + 20)],
+            block_ids_tokens=4,
+        )
+        for i, prompt in enumerate(rng.integers(5, 60, 60))
+    ]
+    record = Record(series_points=211, series_span_ns=2500)
+    fast, slow = (_cached(25, arrivals, record, fast_forward=on) for on in (True, False))
+    for name, column in fast.series.items():
+        assert column.tolist() == slow.series[name].tolist(), name
+    assert fast.series["cached_blocks"].max() > 0
+    assert fast.series["lost_blocks"][-1] == fast.replicas[0].lost_blocks > 0
+
+
+def test_without_a_cache_nothing_is_cached_or_lost() -> None:
+    spec = ReplicaSpec(POLICIES["vllm-v1"](), 100, STEP)
+    cluster = Cluster(PoolSpec("replica", [spec], ROUTERS["round-robin"]()))
+    record = Record(series_points=10, series_span_ns=100)
+    result = simulate([Arrival(0, 20, 3, 3, 0)], cluster, record=record)
+    assert not result.series["cached_blocks"].any()
+    assert result.replicas[0].lost_blocks is None

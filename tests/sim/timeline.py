@@ -111,6 +111,8 @@ def run_here(
     predictor: Predictor | None = None,
     priorities: Sequence[int] = (),
     deadlines: Sequence[int | None] = (),
+    snapshot: int = 0,
+    **columns: Sequence[Any],
 ) -> Timeline:
     """The timeline on one pool, with what the conformance reference does not have.
 
@@ -123,12 +125,14 @@ def run_here(
         predictor: Guesses output lengths.
         priorities: One per request, lower first; all 0 if empty.
         deadlines: One per request, microseconds from arrival; none if empty.
+        snapshot: Microseconds between snapshots of the router; 0 for the exact state.
+        columns: More of each `Arrival`, such as ``session`` or ``content``; one value per request.
     """
     name = router if isinstance(router, str) else "round_robin"
     spec = {"requests": _requests(requests), "replicas": list(replicas), "router": name}
     cluster, names = adapter.build(spec)
     specs = [replace(x, order=ORDERS[order]()) for x in cluster.entry.replicas]
-    entry = replace(cluster.entry, replicas=specs)
+    entry = replace(cluster.entry, replicas=specs, snapshot_ns=1000 * snapshot)
     if isinstance(router, Router):
         entry = replace(entry, router=router)
     cluster = replace(cluster, entry=entry, predictor=predictor)
@@ -138,6 +142,8 @@ def run_here(
     if deadlines:
         wanted = [None if d is None else 1000 * d for d in deadlines]
         arrivals = [a._replace(deadline_ns=wanted[a.index]) for a in arrivals]
+    for column, values in columns.items():
+        arrivals = [a._replace(**{column: values[a.index]}) for a in arrivals]
     record = Record(decisions=True)
     result = simulate(arrivals, cluster, fast_forward=fast_forward, check=True, record=record)
     return _timeline(adapter.observe_result(spec, result, names))

@@ -1,0 +1,30 @@
+"""Classes and tenants that an answer names, checked against the workloads before a run."""
+
+from __future__ import annotations
+
+from experiments import cluster
+from experiments.answer import check_names
+from experiments.config import Plan
+from experiments.expression import GROUPS
+from experiments.workload import build_workload
+from sim.slo import distinct_names
+
+
+def check_answer(plan: Plan) -> None:
+    """Refuse an answer on a class or tenant that the workload of its variant does not have.
+
+    Raises:
+        ConfigError: One line with the nearest that it has.
+    """
+    if plan.answer is None:
+        return
+    references = [each for each in plan.answer.references if each.group]
+    names: dict[tuple[str, str], list[str]] = {}
+    for experiment in plan.variants:
+        if all(each.variant != experiment.label for each in references):
+            continue
+        limit = cluster.build(experiment, plan.folder).max_model_len
+        trace = build_workload(experiment, plan.folder, limit).trace
+        for group, column in zip(GROUPS, (trace.request_class, trace.tenant), strict=True):
+            names[experiment.label, group] = distinct_names(column, len(trace))
+    check_names(references, names, f"{plan.source}: answer")
