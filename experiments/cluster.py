@@ -236,7 +236,6 @@ def _replica(
     policy = parts.policy(pool, place, folder)
     with _told_at(place):
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
-    _check_prefix_cache(pool, role, place)
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
     )
@@ -288,21 +287,6 @@ def _check_layout(pool: Pool, role: str, model: specs.ModelSpec, where: Where) -
     except ConfigError as error:
         key = str(error).partition(":")[0]
         raise ConfigError(placed(where("pools", role, key), error)) from None
-
-
-def _check_prefix_cache(pool: Pool, role: str, place: str) -> None:
-    """A prefix cache is modelled on replicas of one stage that prefill and decode."""
-    if not pool.policy.get("prefix_cache"):
-        return
-    if role != "colocated":
-        raise ConfigError(
-            f"{place}.prefix_cache: not modelled in a {role} pool yet; try one colocated pool"
-        )
-    if pool.pipeline_parallel > 1:
-        raise ConfigError(
-            f"{place}.prefix_cache: not modelled with pipeline_parallel "
-            f"{pool.pipeline_parallel} yet; try pipeline_parallel: 1"
-        )
 
 
 def _group_notes(pool: Pool, blocks: int) -> list[str]:
