@@ -33,6 +33,7 @@ class Phase(IntEnum):
     TRANSFER_END = 2 << 32
     CANCEL = 3 << 32
     CLUSTER_EVENT = 4 << 32
+    SNAPSHOT = (5 << 32) - 1
     HAND_OVER = 5 << 32
     ARRIVAL = 6 << 32
     CAUSED_ARRIVAL = 7 << 32

@@ -41,6 +41,10 @@ class KVCache(Protocol):
         """Tokens of the request found cached, at most known - 1. Looking changes nothing."""
         ...
 
+    def peek(self, request: Request) -> int:
+        """What `match` would find, for a router: changes nothing at all."""
+        ...
+
     def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
         """Let `request` hold blocks for `tokens` in all, leaving at least `keep_free` free.
 
@@ -101,6 +105,10 @@ class BlockPool:
         return -(-tokens // self.block_tokens)
 
     def match(self, request: Request) -> int:
+        """Nothing is shared, so nothing is found."""
+        return 0
+
+    def peek(self, request: Request) -> int:
         """Nothing is shared, so nothing is found."""
         return 0
 

@@ -219,6 +219,7 @@ class Request:
         oracle_tokens: The true output length, only for a policy that asks to be clairvoyant
             (`Policy.clairvoyant`); None otherwise.
         identity: Session, class, tenant and what its tokens are.
+        expected_cached_tokens: What its router expects it to find cached; set by routers that know.
         target_tokens: Tokens to prefill, fixed at (re-)admission; 0 while waiting.
         held_blocks: Blocks of KV memory given to it explicitly; see `BlockPool.held`.
         seat: Rank in order of joining `running`; -1 while not running.
@@ -229,6 +230,7 @@ class Request:
         "computed_then",
         "deadline_ns",
         "emitted_then",
+        "expected_cached_tokens",
         "group",
         "grows",
         "held_blocks",
@@ -271,6 +273,7 @@ class Request:
         self.predicted_tokens = predicted_tokens
         self.oracle_tokens = oracle_tokens
         self.identity = identity
+        self.expected_cached_tokens = 0
         self.target_tokens = 0
         self.held_blocks = 0
         self.seat = -1

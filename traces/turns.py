@@ -17,8 +17,9 @@ from sim.content import LONGEST, Content
 from sim.errors import TraceError, nearest
 from sim.request import Trace
 from traces.chance import generator
-from traces.sessions import Sessions
+from traces.sessions import Sessions, sessions_of
 from traces.values import MAX_COUNT
+from traces.workload import resolve
 
 Prompts = Literal["whole", "incremental"]
 PROMPTS: tuple[str, ...] = get_args(Prompts)
@@ -164,6 +165,26 @@ def with_content(trace: Trace, sessions: Sessions) -> Trace:
         content[row] = Content(_continued(kept, text, reach[row]))
         held = prompt[row] + output[row]
     return replace(trace, content=content)
+
+
+def identified(trace: Trace, prompts: str | None = None) -> Trace:
+    """The trace with what is known of its prompts: its own ids, or what its sessions say.
+
+    Args:
+        trace: As loaded. Without ids and without sessions it is given back as it is.
+        prompts: Of its sessions, as for `whole_prompts`.
+
+    Raises:
+        TraceError: As `whole_prompts`, or no such kind of prompts.
+    """
+    if prompts is not None and prompts not in PROMPTS:
+        raise TraceError(f"prompts: {prompts!r}{nearest(prompts, PROMPTS)}")
+    told = trace.block_ids is not None or trace.content is not None
+    if told or trace.session is None:
+        return trace
+    settled, _ = resolve(trace)
+    sessions = sessions_of(settled)
+    return with_content(whole_prompts(settled, sessions, prompts), sessions)
 
 
 def _continued(kept: Content, text: int, tokens: int) -> Iterator[tuple[int, int]]:
