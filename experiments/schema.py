@@ -263,6 +263,50 @@ class Transfer(Strict):
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
 
 
+class TokenBucket(Strict):
+    """A bucket that fills at a rate, up to a size; it is full at the start."""
+
+    tokens_per_s: Count
+    """Tokens that it gains a second."""
+    burst_tokens: Count
+    """Most tokens that it holds: a request that costs more never passes."""
+
+
+class RateLimit(TokenBucket):
+    """A token bucket for each tenant; requests without a tenant share one."""
+
+    tenants: dict[str, TokenBucket] = {}
+    """Tenant (a trace column) to a bucket of another size."""
+    charge: Literal["prompt_and_max", "prompt", "request"] = "prompt_and_max"
+    """What a request costs: prompt and max_tokens, the prompt, or 1."""
+
+
+class EarlyRejection(Strict):
+    """Refuse on arrival what would wait too long for its first token, as far as can be foreseen."""
+
+    max_ttft_s: Positive | None = None
+    """Longest predicted TTFT. Default: none but those of `classes`."""
+    classes: dict[str, Positive] = {}
+    """Request class (a trace column) to a limit of its own, seconds."""
+    prefill_tokens_per_s: Count | None = None
+    """Rate at which a replica prefills. Default: 2048 tokens in the step time of such a prompt."""
+    counts_cached: bool = False
+    """Tokens that the replica has cached need no time; with `router_snapshot_s` 0 only."""
+
+
+class Admission(Strict):
+    """Who is turned away at the entry although a replica could run it (`sim.admission`)."""
+
+    max_waiting: Count | None = None
+    """Refuse while so many requests wait in all queues."""
+    max_waiting_per_replica: Count | None = None
+    """Route to replicas with fewer in their queue only; refuse if there is none."""
+    rate_limit: RateLimit | None = None
+    """Token buckets of tenants, such as {tokens_per_s: 1000, burst_tokens: 20000}."""
+    early_rejection: EarlyRejection | None = None
+    """Refuse on a predicted TTFT, such as {max_ttft_s: 2}."""
+
+
 class Pools(Strict):
     """Either one colocated pool, or a prefill and a decode pool with the link between them."""
 
@@ -317,6 +361,8 @@ class Common(Strict):
     router_snapshot_s: NotNegative = 0.0
     """Routers see the state that replicas had at the last multiple of this, beside what they know
     themselves: what they sent where, and what has ended. 0: the state as it is."""
+    admission: Admission = Admission()
+    """Who is turned away on arrival; by default nobody who can be served."""
     predictor: Named | None = None
     """Guesses output lengths for the orders that need it (``phasewise list predictors``)."""
     decode_router: Named | None = None
