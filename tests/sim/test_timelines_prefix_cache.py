@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import Record
 from tests.conformance import adapter, reference
 from tests.conformance.prefixed import simulate_prefixed
 from tests.conformance.workloads import Spec
-from tests.sim.timeline import pools, replica
+from tests.sim.timeline import replica
 
 
 @dataclass(frozen=True)
