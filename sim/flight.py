@@ -7,9 +7,8 @@ from itertools import pairwise
 
 from sim.batch import ScheduledBatch
 from sim.decode_group import DecodeGroup
-from sim.kvcache import BlockPool
+from sim.kvcache import BlockPool, CachingPool
 from sim.policy import ReplicaState
-from sim.prefix_cache import PrefixCache
 from sim.records import Decision
 from sim.request import Request
 from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork
@@ -29,6 +28,7 @@ class Flight:
         decodes: Real decodes in each iteration.
         group: The decoding requests that take part if it ticks.
         applied: Iterations whose effect has been applied.
+        begun: Whether the iteration after these has its blocks.
         ahead_blocks: Blocks that were taken, when last synced, for the chunk then in progress.
         given_up: Requests in it whose clients gave up meanwhile: they leave when it ends.
         notes: What the log of decisions needs; None if there is none.
@@ -38,6 +38,7 @@ class Flight:
         "ahead_blocks",
         "applied",
         "batch",
+        "begun",
         "chunks",
         "decodes",
         "ends_ns",
@@ -70,6 +71,7 @@ class Flight:
         self.decodes = decodes
         self.group = group
         self.applied = self.ahead_blocks = 0
+        self.begun = True
         self.notes: DecisionNotes | None = None
         self.given_up: tuple[Request, ...] = ()
 
@@ -116,11 +118,12 @@ class Flight:
             request.computed_then += tokens * iterations
             if iterations:
                 kv.allocate(request, request.computed_then)
+                self.ahead_blocks = 0
+            if more:
                 before = request.held_blocks
-                if more:
-                    kv.allocate(request, request.computed_then + tokens)
-                self.ahead_blocks = request.held_blocks - before
-            elif not more:  # cut where it was last synced: that chunk never starts
+                kv.allocate(request, request.computed_then + tokens)
+                self.ahead_blocks += request.held_blocks - before
+            elif not iterations:  # cut where it was last synced: that chunk never starts
                 kv.give_back(request, self.ahead_blocks)
                 self.ahead_blocks = 0
 
@@ -142,7 +145,7 @@ class DecisionNotes:
         self.free_after = [free - need for need in needs]
         self.cached: dict[int, int] = {}
         self.lost = [lost_blocks] + [0] * (len(needs) - 1)
-        if isinstance(state.kv, PrefixCache):
+        if isinstance(state.kv, CachingPool):
             self.cached = {request.index: request.computed_then for request in state.admitted}
             takes = [b - a for a, b in pairwise(needs)]
             self.lost[1:] = state.kv.losses(takes)

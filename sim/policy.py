@@ -154,8 +154,13 @@ class ReplicaState:
         self.running = _merged(self.running, riders.running)
         self.prefilling = _merged(self.prefilling, riders.prefilling)
 
-    def preempt(self, request: Request) -> None:
-        """By recompute: KV freed, the request waits again and later prefills all it knows."""
+    def preempt(self, request: Request, *, to_end: bool = False) -> None:
+        """By recompute: KV freed, the request waits again and later prefills all it knows.
+
+        Args:
+            request: Running.
+            to_end: It waits behind all others, not before them.
+        """
         first_tick = request.since
         ticks = None if request.group is None else request.group.leave(request)
         lost = request.computed_then
@@ -166,10 +171,21 @@ class ReplicaState:
         request.computed_then = request.target_tokens = 0
         request.seat = -1
         request.preemptions += 1
-        self.waiting.put_back(request)
+        if to_end:
+            self.waiting.join(request)
+        else:
+            self.waiting.put_back(request)
         self.preempted.append(request)
         if self._on_preempt is not None:
             self._on_preempt(request, lost, first_tick, ticks)
+
+    def rearrange(self, running: Sequence[Request]) -> None:
+        """Give the running requests, all of them, another order; those to come stand behind."""
+        for request in running:
+            self._seats += 1
+            request.seat = self._seats
+        self.running = dict.fromkeys(running)
+        self.prefilling = dict.fromkeys(r for r in running if r in self.prefilling)
 
     def make_room(
         self, request: Request, later: deque[Request], *, spare_blocks: int = 0, tokens: int = 1
@@ -301,9 +317,12 @@ class Policy:
         joins_loaded: Loaded requests join running at the start of a pass by themselves (rule 33).
         pulls_need_seat: A decode replica reserves for a transfer only while it has a free seat.
         deliver_at_batch_end: Clients get all tokens when the batch is over.
+        alone: It runs only where replicas prefill and decode, in one stage, and sorts its queue
+            itself: no prefill or decode pool, no pipeline, no queue order but first come.
     """
 
     clairvoyant: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
     joins_loaded: ClassVar[bool] = True
     pulls_need_seat: ClassVar[bool] = False
 

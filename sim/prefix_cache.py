@@ -22,7 +22,7 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from sim.content import token_runs
-from sim.kvcache import BlockPool
+from sim.kvcache import CachingPool
 from sim.request import Request
 
 
@@ -75,7 +75,7 @@ class _Run:
         self.content = content
 
 
-class PrefixCache(BlockPool):
+class PrefixCache(CachingPool):
     """Memory of a replica whose full blocks stay findable until their place is taken.
 
     Source: vLLM 0.8 to 0.19, ``vllm/v1/core/kv_cache_manager.py`` and ``block_pool.py``. A block

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from sim.request import Request
@@ -96,6 +97,14 @@ class WaitingQueue(deque[Request]):
         elif self._keys:
             del self._keys[at - self._front]
         del self[at]
+
+    def rearrange(self, requests: Iterable[Request]) -> None:
+        """Let those who wait, all of them, stand in this order; a first-come queue only."""
+        assert self.order.first_come
+        assert not self._front
+        ordered = list(requests)
+        self.clear()
+        self.extend(ordered)
 
     def _insert(self, request: Request) -> None:
         self._seq += 1
