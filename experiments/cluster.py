@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import parts, pipeline, step_times
+from experiments import host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
-from sim import specs
+from sim import admission, specs
+from sim.admission import Admission
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
@@ -96,6 +97,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         decode=built.get("decode"),
         transfer=None if transfer is None else _transfer(experiment),
         predictor=predictor,
+        admission=_admission(experiment, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -211,6 +213,44 @@ def _pool(
     return PoolSpec(_POOL_NAMES[role], replicas, router, snapshot_ns)
 
 
+def _admission(experiment: Experiment, where: Where) -> Admission | None:
+    said = experiment.admission
+    if said == type(said)():
+        return None
+    limit, early = said.rate_limit, said.early_rejection
+    made = Admission(
+        said.max_waiting,
+        said.max_waiting_per_replica,
+        None if limit is None else _rate_limit(limit),
+        None if early is None else _early_rejection(early, where),
+    )
+    with _told_at(where("admission")):
+        admission.check(made, round(experiment.router_snapshot_s * 1e9))
+    return made
+
+
+def _rate_limit(limit: schema.RateLimit) -> admission.RateLimit:
+    def bucket(said: schema.TokenBucket) -> admission.Bucket:
+        return admission.Bucket(said.tokens_per_s, said.burst_tokens)
+
+    tenants = {name: bucket(said) for name, said in limit.tenants.items()}
+    return admission.RateLimit(bucket(limit), tenants, limit.charge)
+
+
+def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.EarlyRejection:
+    if early.max_ttft_s is None and not early.classes:
+        raise ConfigError(
+            f"{where('admission', 'early_rejection')}: needs a limit: give max_ttft_s, or classes"
+        )
+    general = early.max_ttft_s
+    return admission.EarlyRejection(
+        None if general is None else round(general * 1e9),
+        {name: round(limit_s * 1e9) for name, limit_s in early.classes.items()},
+        early.prefill_tokens_per_s,
+        early.counts_cached,
+    )
+
+
 def _transfer(experiment: Experiment) -> TransferSpec:
     transfer = experiment.pools.transfer
     assert transfer is not None
@@ -237,6 +277,7 @@ def _replica(
     with _told_at(place):
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
     _check_prefix_cache(pool, role, place)
+    host_link.check(policy, stages, place)
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
     )
@@ -250,11 +291,14 @@ def _replica(
         order=parts.order(pool, where("pools", role, "order"), folder),
         kv_bytes_per_token=specs.kv_bytes_per_token(model, pool.precision.kv),
         gpus=tp * len(stages),
+        host_bandwidth_bytes_per_s=host_link.bandwidth(pool, policy, device, stages),
+        host_overlap=pool.kv.host_overlap,
         kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [
         f"KV cache: {origin}.",
         f"step times: {told.model}: {told.origin}; error: {told.error}.",
+        *host_link.notes(pool, policy, spec),
         *_group_notes(pool, blocks),
         *pipeline.notes(pool, model, device, stages),
     ]

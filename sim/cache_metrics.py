@@ -36,6 +36,33 @@ def hit_rate_requests(requests: Requests) -> float:
     return float((found > 0).mean()) if len(found) else float("nan")
 
 
+def hits_over_time(requests: Requests, ends_ns: Ints) -> Floats:
+    """Prompt tokens found cached / prompt tokens of the requests first scheduled in each interval.
+
+    Args:
+        requests: Columns of shape (n,).
+        ends_ns: Ends of the intervals, ascending, (k,); the first begins with the run.
+
+    Returns:
+        Shape (k,); NaN where nothing was looked up.
+    """
+    mask = looked_up(requests)
+    at = np.searchsorted(ends_ns, requests["first_scheduled_ns"][mask], side="left")
+    inside_of = at < len(ends_ns)
+    sums = [
+        np.bincount(at[inside_of], requests[name][mask][inside_of], len(ends_ns))
+        for name in ("cached_tokens", "prompt_tokens")
+    ]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums[0] / sums[1])
+
+
+def blocks_over_time(series: Requests, name: str) -> tuple[Ints, Ints]:
+    """A column of the series summed over all replicas: times, ns, and sums, both (k,)."""
+    time_ns, at = np.unique(series["time_ns"], return_inverse=True)
+    return time_ns, np.bincount(at, series[name], len(time_ns)).astype(np.int64)
+
+
 def has_cache(replicas: Sequence[ReplicaFacts]) -> bool:
     """Whether any replica has a prefix cache."""
     return any(replica.lost_blocks is not None for replica in replicas)

@@ -13,6 +13,8 @@ import numpy as np
 from simpy import Environment
 from simpy.events import Event
 
+from sim.admission import Admission, Gate
+from sim.admission import check as check_admission
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
@@ -121,14 +123,18 @@ class Cluster:
         decode: The decode pool, or None where replicas are colocated.
         transfer: How KV moves; given just when `decode` is.
         predictor: Guesses output lengths for queue orders, or None.
+        admission: Who is turned away at the entry, or None.
     """
 
     entry: PoolSpec
     decode: PoolSpec | None = None
     transfer: TransferSpec | None = None
     predictor: Predictor | None = None
+    admission: Admission | None = None
 
     def __post_init__(self) -> None:
+        if self.admission is not None:
+            check_admission(self.admission, self.entry.snapshot_ns)
         if (self.decode is None) != (self.transfer is None):
             raise ConfigError("a decode pool and its transfer go together: give both or neither")
 
@@ -202,32 +208,34 @@ class Pool:
         rest = (_refusal(replica, probe) for replica in self.replicas[1:])
         return None if None in rest else first
 
-    def route(self, request: Request) -> Replica:
-        """Let the router choose among the replicas that can run the request."""
-        if self.snapshots is not None:
-            return self._route_by_snapshot(request, self.snapshots)
-        able = self.replicas
-        if not self.uniform:
-            able = [replica for replica in able if _refusal(replica, request) is None]
-        views: Sequence[ReplicaView] = able
-        chosen = self.router.pick(request, views)
-        if not isinstance(chosen, Replica):
-            raise self._no_replica(chosen)
-        return chosen
+    @property
+    def views(self) -> Sequence[ReplicaView]:
+        """The replicas as routers see them."""
+        return self.replicas if self.snapshots is None else self.snapshots.views
 
-    def _route_by_snapshot(self, request: Request, snapshots: Snapshots) -> Replica:
-        able = snapshots.views
-        if not self.uniform:
-            able = [view for view in able if _refusal(view.replica, request) is None]
-        chosen = self.router.pick(request, able)
-        if not isinstance(chosen, StaleView):
-            raise self._no_replica(chosen)
-        chosen.place(request)
-        return chosen.replica
+    def able(self, request: Request) -> Sequence[ReplicaView]:
+        """Those that can run the request."""
+        views = self.views
+        if self.uniform:
+            return views
+        able = [replica.index for replica in self.replicas if _refusal(replica, request) is None]
+        return [views[index] for index in able]
 
-    def _no_replica(self, chosen: object) -> ConfigError:
+    def route(self, request: Request, offered: Sequence[ReplicaView] | None = None) -> Replica:
+        """Let the router choose.
+
+        Args:
+            request: To be placed.
+            offered: Views to choose from, at least one; None: of all that can run the request.
+        """
+        chosen = self.router.pick(request, offered or self.able(request))
+        if isinstance(chosen, Replica):
+            return chosen
+        if isinstance(chosen, StaleView):
+            chosen.place(request)
+            return chosen.replica
         name = type(self.router).__name__
-        return ConfigError(f"router {name} returned {chosen!r}, not a replica")
+        raise ConfigError(f"router {name} returned {chosen!r}, not a replica")
 
 
 def _refusal(replica: Replica, probe: Request) -> str | None:
@@ -287,6 +295,9 @@ class LiveCluster:
         self.decode = (
             None if spec.decode is None else self._build(spec.decode, "decode", "decode_router")
         )
+        self._gate: Gate | None = None
+        if spec.admission is not None:
+            self._gate = Gate(spec.admission, self.entry.replicas, self.entry.views)
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
@@ -350,9 +361,16 @@ class LiveCluster:
         if reason is not None:
             self.end(life, REJECTED, reason, now_ns(self.env))
             return
+        offered = None
+        if self._gate is not None:
+            able = self.entry.able(request)
+            offered, reason = self._gate.judge(request, able, now_ns(self.env))
+            if reason:
+                self.end(life, REJECTED, reason, now_ns(self.env))
+                return
         if self.predictor is not None:
             self._predict(life, request)
-        replica = self.entry.route(request)
+        replica = self.entry.route(request, offered)
         life.replica = replica.place
         self.live[arrival.index] = life
         replica.place_request(request, life, 1 if self.decode else o)

@@ -201,21 +201,6 @@ class Replica:
         """The present: the numbers here are exact."""
         return now_ns(self.env)
 
-    def observe(self) -> None:
-        """Bring the state to the present, as if every iteration had been stepped through.
-
-        At a boundary between two iterations of a run the next one has not taken its blocks when
-        routers look: the run is cut there, and the pass of this instant decides the same again.
-        """
-        if not self.in_flight:
-            return
-        ends, now = self.in_flight[-1].ends_ns, self.env.now
-        at = bisect_left(ends, now)
-        if at < len(ends) - 1 and ends[at] == now:
-            self.notify()
-        else:
-            self.sync()
-
     def serves(self, request: Request) -> bool:
         """Whether a request is outstanding here."""
         life = self.lives.get(request)
@@ -240,7 +225,7 @@ class Replica:
     @property
     def prefill_tokens_left(self) -> int:
         """Tokens still to be prefilled here, as of now."""
-        self.observe()
+        self.sync()
         queue = self.state.waiting
         begun = sum(r.target_tokens - r.computed_then for r in self._begun())
         return queue.tokens - queue.expected_cached + begun
@@ -262,12 +247,12 @@ class Replica:
     @property
     def used_blocks(self) -> int:
         """Blocks held or kept for a transfer, as of now."""
-        self.observe()
+        self.sync()
         return self.kv.total_blocks - self.kv.free_blocks
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of the request that would be found cached here now."""
-        self.observe()
+        self.sync()
         return self.kv.peek(request)
 
     @property
@@ -277,7 +262,7 @@ class Replica:
 
     def gauges(self) -> tuple[int, int, int, int, int]:
         """What the series holds of it, as of now: see `sim.records.SERIES_COLUMNS`."""
-        self.sync()
+        self.sync(passed=True)
         kv, state = self.kv, self.state
         used = kv.total_blocks - kv.free_blocks
         return len(state.waiting), state.num_running, used, kv.cached_blocks, kv.lost_blocks
@@ -304,14 +289,20 @@ class Replica:
         elif self._idle:
             self._bell.ring(self._turn)
 
-    def sync(self) -> None:
-        """Apply the iterations that are over, so that whoever reads the state sees the present."""
+    def sync(self, *, passed: bool = False) -> None:
+        """Apply the iterations that are over, so that whoever reads the state sees the present.
+
+        Args:
+            passed: The passes of this instant are over. Else an iteration of a run that would start
+                at this instant has not started: the pass that decides so is still to come.
+        """
         if not self.in_flight:
             return
-        flight = self.in_flight[-1]
-        over = min(bisect_right(flight.ends_ns, self.env.now), len(flight.ends_ns) - 1)
-        if over > flight.applied:
-            self._advance(flight, over)
+        flight, now = self.in_flight[-1], self.env.now
+        over = min(bisect_right(flight.ends_ns, now), len(flight.ends_ns) - 1)
+        begun = passed or not over or flight.ends_ns[over - 1] < now
+        if over > flight.applied or begun > flight.begun:
+            self._advance(flight, over, begun=begun)
 
     def void(self) -> None:
         """Lose the iteration in flight: those that are over stand, the rest never happened.
@@ -572,22 +563,28 @@ class Replica:
 
     # --- the effects of iterations
 
-    def _advance(self, flight: Flight, upto: int) -> None:
-        """Apply the iterations of a run up to `upto`, taking the blocks of the one that follows."""
+    def _advance(self, flight: Flight, upto: int, *, begun: bool = True) -> None:
+        """Apply the iterations of a run up to `upto`.
+
+        If there is one more, and that has begun, its blocks are taken as well.
+        """
         ends, group = flight.ends_ns, flight.group
         new = ends[flight.applied : upto] if flight.applied or upto < len(ends) else ends
         flight.applied = upto
-        more = upto < len(ends)
+        more = begun and upto < len(ends)
+        had, flight.begun = flight.begun, begun
         if flight.chunks:
-            flight.advance_chunks(len(new), self.kv, more=more)
+            flight.advance_chunks(len(new), self.kv, had=had, more=more)
         if not flight.ticks:
             return
-        # The first tick ahead has its blocks already. Of a run that was cut where it was last
+        # The first tick ahead may have its blocks already. Of a run that was cut where it was last
         # synced, that tick never starts, and gives them back.
         started = len(new) + more
-        if started != 1:
+        if started != had:
             blocks = group.blocks_needed(started) if started else 0
-            self.kv.free_blocks -= blocks - group.needs[group.clock % group.block_tokens]
+            self.kv.free_blocks -= blocks
+            if had:
+                self.kv.free_blocks += group.needs[group.clock % group.block_tokens]
         group.advance(new)
         group.taken = more
 

@@ -11,6 +11,7 @@ from experiments import cluster
 from experiments.config import load
 from experiments.json_schema import json_schema
 from policies import ClassAware, LeastKV, PowerOfTwo, SessionAffinity
+from sim.admission import Admission, Bucket, EarlyRejection, RateLimit
 from sim.errors import ConfigError
 from tests.experiments.test_config_schema import accepts
 
@@ -124,11 +125,58 @@ CLASSES = {"name": "class-aware", "classes": {"chat": [0, 1]}}
             "config: router_snapshot_s: 1e-10: is under half a nanosecond; give 0 for the present "
             "state, or at least 1e-9",
         ),
+        (
+            {"admission": {"early_rejection": {}}},
+            "config: admission.early_rejection: needs a limit: give max_ttft_s, or classes",
+        ),
+        (
+            {"admission": {"rate_limit": {"tokens_per_s": 5}}},
+            "config: admission.rate_limit.burst_tokens: is required",
+        ),
+        (
+            {"admission": {"max_wating": 5}},
+            "config: admission.max_wating: admission has no such option; try max_waiting",
+        ),
+        (
+            {
+                "admission": {"early_rejection": {"max_ttft_s": 1, "counts_cached": True}},
+                "router_snapshot_s": 1,
+            },
+            "config: admission: early_rejection.counts_cached: true looks into caches, of which a "
+            "snapshot shows nothing; try router_snapshot_s: 0",
+        ),
         ({"router_snapshot_s": -1}, "config: router_snapshot_s: -1: expected at least 0"),
     ],
 )
 def test_what_is_refused(keys: dict[str, Any], line: str) -> None:
     assert refusal(**keys) == line
+
+
+def test_admission_is_built_in_nanoseconds() -> None:
+    keys = {
+        "max_waiting": 100,
+        "rate_limit": {
+            "tokens_per_s": 1000,
+            "burst_tokens": 100_000,
+            "tenants": {"acme": {"tokens_per_s": 1, "burst_tokens": 2}},
+            "charge": "prompt",
+        },
+        "early_rejection": {"max_ttft_s": 1.5, "classes": {"tab": 0.1}, "counts_cached": True},
+    }
+    (experiment,) = load({**BASE, "admission": keys}).variants
+
+    assert cluster.build(experiment, Path()).cluster.admission == Admission(
+        max_waiting=100,
+        rate_limit=RateLimit(Bucket(1000, 100_000), {"acme": Bucket(1, 2)}, "prompt"),
+        early_rejection=EarlyRejection(1_500_000_000, {"tab": 100_000_000}, counts_cached=True),
+    )
+    assert accepts(json_schema(), {**BASE, "admission": keys}, json_schema())
+
+
+def test_without_the_section_nobody_is_judged() -> None:
+    (experiment,) = load(BASE).variants
+
+    assert cluster.build(experiment, Path()).cluster.admission is None
 
 
 def test_the_schema_for_editors_knows_routers_within_routers() -> None:

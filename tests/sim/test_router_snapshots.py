@@ -74,6 +74,14 @@ def test_without_an_interval_the_state_is_exact(fast_forward: bool) -> None:
     ]
 
 
+def test_at_a_boundary_the_next_iteration_has_not_taken_its_blocks(fast_forward: bool) -> None:
+    seen = watch([(0, 4, 12), (62, 1, 1)], [0, 1], 0, fast_forward=fast_forward)
+
+    # P = 4: 14; then 12 a token. The iteration that ends at 62 stores the 8th token; the next takes
+    # a third block for the 9th, in phase (4) of this instant.
+    assert seen[1] == (62, 1, 4 + 5, 0, 0, 0, 2)
+
+
 def test_a_snapshot_shows_the_last_multiple_and_what_was_placed_since(fast_forward: bool) -> None:
     seen = watch(REQUESTS, PLACES, 20, fast_forward=fast_forward)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from policies import ORDERS
+from sim.admission import Admission
 from sim.cluster import Predictor
 from sim.event_loop import simulate
 from sim.policy import Router
@@ -112,6 +113,7 @@ def run_here(
     priorities: Sequence[int] = (),
     deadlines: Sequence[int | None] = (),
     snapshot: int = 0,
+    admission: Admission | None = None,
     **columns: Sequence[Any],
 ) -> Timeline:
     """The timeline on one pool, with what the conformance reference does not have.
@@ -126,6 +128,7 @@ def run_here(
         priorities: One per request, lower first; all 0 if empty.
         deadlines: One per request, microseconds from arrival; none if empty.
         snapshot: Microseconds between snapshots of the router; 0 for the exact state.
+        admission: Who is turned away.
         columns: More of each `Arrival`, such as ``session`` or ``content``; one value per request.
     """
     name = router if isinstance(router, str) else "round_robin"
@@ -135,7 +138,7 @@ def run_here(
     entry = replace(cluster.entry, replicas=specs, snapshot_ns=1000 * snapshot)
     if isinstance(router, Router):
         entry = replace(entry, router=router)
-    cluster = replace(cluster, entry=entry, predictor=predictor)
+    cluster = replace(cluster, entry=entry, predictor=predictor, admission=admission)
     arrivals = adapter.arrivals(spec)
     if priorities:
         arrivals = [a._replace(priority=priorities[a.index]) for a in arrivals]
