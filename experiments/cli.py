@@ -253,6 +253,46 @@ def info(
 
 @trace_app.command()
 @guarded
+def prefix(
+    file: Annotated[Path, typer.Argument(help="A trace file with block ids or sessions.")],
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a KV block. Default: the trace's own, else 16."),
+    ] = None,
+    capacity: Annotated[
+        list[str] | None,
+        typer.Option(help="Blocks, or a share of the different ones, such as 5%; repeatable."),
+    ] = None,
+    eviction: Annotated[str, typer.Option(help="lru, fifo or lfu.")] = "lru",
+    format: Annotated[
+        str | None, typer.Option(help="Default: recognised from the content.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="OURS=THEIRS", help="Name of a column; repeatable."),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="whole or incremental: of sessions without block ids."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Count the prompt tokens that prefix caches of any size would have found."""
+    from json import dumps
+
+    import traces
+    from experiments.outcome import pairs
+    from traces.reuse import prefix_reuse
+    from traces.reuse_table import SHARES, figures, render
+    from traces.turns import identified
+
+    trace = identified(traces.load(file, format, pairs(columns or [], "--column")), prompts)
+    shown = figures(prefix_reuse(trace, block_tokens), capacity or SHARES, eviction)
+    typer.echo(dumps(shown, indent=1) if json else render(trace.source, shown))
+
+
+@trace_app.command()
+@guarded
 def synth(
     preset: Annotated[str, typer.Argument(help="Name of a preset.")],
     requests: Annotated[int, typer.Option("-n", "--requests", min=1, help="Requests to make.")],

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import parts, pipeline, step_times
+from experiments import host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
-from sim import specs
+from sim import admission, specs
+from sim.admission import Admission
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
 from sim.pipeline import PipelineReplica
-from sim.policy import Router
 from sim.replica import ReplicaSpec
 
 if TYPE_CHECKING:
@@ -73,9 +73,8 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     said: dict[str, list[str]] = {}
     built: dict[str, PoolSpec] = {}
     for role, pool in pools_of(experiment).items():
-        router = _router(experiment, role, folder, where)
         spec, more = _replica(pool, role, model, folder, where)
-        built[role] = PoolSpec(_POOL_NAMES[role], [spec] * pool.replicas, router)
+        built[role] = _pool(experiment, role, [spec] * pool.replicas, folder, where)
         for note in more:
             said.setdefault(note, []).append(role)
     # What is true of both pools is said once.
@@ -98,6 +97,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         decode=built.get("decode"),
         transfer=None if transfer is None else _transfer(experiment),
         predictor=predictor,
+        admission=_admission(experiment, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -189,10 +189,66 @@ def _told_at(where: str) -> Iterator[None]:
         raise ConfigError(placed(where, error)) from None
 
 
-def _router(experiment: Experiment, role: str, folder: Path, where: Where) -> Router:
+def _pool(
+    experiment: Experiment, role: str, replicas: list[ReplicaSpec], folder: Path, where: Where
+) -> PoolSpec:
+    named, key = experiment.router, "router"
     if role == "decode" and experiment.decode_router is not None:
-        return parts.router(experiment.decode_router, where("decode_router"), folder)
-    return parts.router(experiment.router, where("router"), folder)
+        named, key = experiment.decode_router, "decode_router"
+    router = parts.router(named, where(key), folder)
+    snapshot_ns = round(experiment.router_snapshot_s * 1e9)
+    if experiment.router_snapshot_s and not snapshot_ns:
+        raise ConfigError(
+            f"{where('router_snapshot_s')}: {experiment.router_snapshot_s:g}: is under half a "
+            "nanosecond; give 0 for the present state, or at least 1e-9"
+        )
+    with _told_at(where(key)):
+        router.check(len(replicas))
+    if snapshot_ns and router.sees_contents:
+        raise ConfigError(
+            f"{where('router_snapshot_s')}: {experiment.router_snapshot_s:g}: router "
+            f"{named['name']} looks into caches, of which a snapshot shows nothing; try 0, or "
+            "router prefix-aware, which keeps an index of its own"
+        )
+    return PoolSpec(_POOL_NAMES[role], replicas, router, snapshot_ns)
+
+
+def _admission(experiment: Experiment, where: Where) -> Admission | None:
+    said = experiment.admission
+    if said == type(said)():
+        return None
+    limit, early = said.rate_limit, said.early_rejection
+    made = Admission(
+        said.max_waiting,
+        said.max_waiting_per_replica,
+        None if limit is None else _rate_limit(limit),
+        None if early is None else _early_rejection(early, where),
+    )
+    with _told_at(where("admission")):
+        admission.check(made, round(experiment.router_snapshot_s * 1e9))
+    return made
+
+
+def _rate_limit(limit: schema.RateLimit) -> admission.RateLimit:
+    def bucket(said: schema.TokenBucket) -> admission.Bucket:
+        return admission.Bucket(said.tokens_per_s, said.burst_tokens)
+
+    tenants = {name: bucket(said) for name, said in limit.tenants.items()}
+    return admission.RateLimit(bucket(limit), tenants, limit.charge)
+
+
+def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.EarlyRejection:
+    if early.max_ttft_s is None and not early.classes:
+        raise ConfigError(
+            f"{where('admission', 'early_rejection')}: needs a limit: give max_ttft_s, or classes"
+        )
+    general = early.max_ttft_s
+    return admission.EarlyRejection(
+        None if general is None else round(general * 1e9),
+        {name: round(limit_s * 1e9) for name, limit_s in early.classes.items()},
+        early.prefill_tokens_per_s,
+        early.counts_cached,
+    )
 
 
 def _transfer(experiment: Experiment) -> TransferSpec:
@@ -223,6 +279,7 @@ def _replica(
     if policy.alone:
         _check_alone(pool, role, where)
     _check_prefix_cache(pool, role, place)
+    host_link.check(policy, stages, place)
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
     )
@@ -236,11 +293,14 @@ def _replica(
         order=parts.order(pool, where("pools", role, "order"), folder),
         kv_bytes_per_token=specs.kv_bytes_per_token(model, pool.precision.kv),
         gpus=tp * len(stages),
+        host_bandwidth_bytes_per_s=host_link.bandwidth(pool, policy, device, stages),
+        host_overlap=pool.kv.host_overlap,
         kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [
         f"KV cache: {origin}.",
         f"step times: {told.model}: {told.origin}; error: {told.error}.",
+        *host_link.notes(pool, policy, spec),
         *_group_notes(pool, blocks),
         *pipeline.notes(pool, model, device, stages),
     ]

@@ -256,6 +256,8 @@ def _in_order(workload: Workload) -> list[dict[str, int]]:
 
 
 def _cluster(subject: Subject, workload: Workload, watch: type[Policy] | None) -> Cluster:
+    transfer = _transfer(workload)
+
     def pool(name: str, replicas: list[dict[str, int]]) -> PoolSpec:
         specs = [
             ReplicaSpec(
@@ -265,6 +267,7 @@ def _cluster(subject: Subject, workload: Workload, watch: type[Policy] | None) -
                 max_model_len=r.get("max_model_len"),
                 step_time=LinearStepTime(**workload.get("step_time", {})),
                 kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
+                host_bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
                 order=subject.order,
             )
             for r in replicas
@@ -276,13 +279,13 @@ def _cluster(subject: Subject, workload: Workload, watch: type[Policy] | None) -
     return Cluster(
         pool("prefill", workload["replicas"]),
         pool("decode", workload["decode_replicas"]),
-        _transfer(workload),
+        transfer,
         subject.predictor,
     )
 
 
 def _transfer(workload: Workload) -> TransferSpec:
-    """A prompt's KV takes a few steps, whatever their length."""
+    """A prompt's KV takes a few steps, whatever their length; so does its way to the host."""
     step_s = max(1e-9, workload.get("step_time", {}).get("base_s", 0.0))
     return TransferSpec(bandwidth_bytes_per_s=_KV_BYTES_PER_TOKEN * 10 / step_s, latency_s=step_s)
 

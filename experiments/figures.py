@@ -9,26 +9,25 @@ from __future__ import annotations
 import base64
 import csv
 import html
-import math
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from experiments.cdf import MARKED, MAX_POINTS, Curve, curve_of_gaps, curve_of_values
+from experiments.cache_figures import cache_drawings
+from experiments.cdf import MAX_POINTS
+from experiments.cdf_figure import Line, XScale, figure, lines_of
+from experiments.drawing import Drawing
 from experiments.extras import MissingExtraError, require
-from experiments.looks import FONT, FONT_STACK, PX_PER_MM, SCREEN, STYLES, Look, Style, looks
-from experiments.report import RunBundle, measured, metrics_of, unique_labels, verdict_mark
+from experiments.group_figures import group_drawings
+from experiments.looks import FONT, FONT_STACK, PX_PER_MM, SCREEN, STYLES, Style
+from experiments.report import RunBundle
 from sim.errors import ConfigError, nearest
-from sim.metric_definitions import METRICS, Metric
-from sim.metrics import PER_REQUEST, merge_gaps
+from sim.metric_definitions import METRICS
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-XScale = Literal["log", "linear"]
 
 CDFS = ("ttft", "tpot", "itl", "e2e", "normalised_latency")
 """Metrics of which a figure is drawn."""
@@ -37,39 +36,7 @@ IMAGES = ("svg", "pdf", "png")
 FORMATS = ("html", *IMAGES)
 """Formats in which figures are written; their points always as CSV."""
 
-_SHOWN_IN_MS = ("tpot", "itl", "normalised_latency")
-_GREY = "#777777"
 _PNG_DPI = 300
-_NARROW_DECADES = 0.7
-"""A logarithmic axis that spans less has one label, or none, at 1, 2 and 5."""
-_LEGEND_GAPS_PX = 24
-"""What plotly leaves free around one entry of a legend."""
-_TEXT_WIDTH = 0.54
-"""Mean width of a character of the font / its size, a little on the wide side."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One variant in one figure.
-
-    Attributes:
-        label: Name of the variant, as plain text.
-        mark: What is to be known of the run, such as its verdict; may be empty.
-        policy: Name of the policy.
-        look: Colour, dash and marker.
-        curve: Its points, None where the metric has no value.
-    """
-
-    label: str
-    mark: str
-    policy: str
-    look: Look
-    curve: Curve | None
-
-    @property
-    def name(self) -> str:
-        """Label and mark, as in the legend."""
-        return f"{self.label} ({self.mark})" if self.mark else self.label
 
 
 @dataclass(frozen=True)
@@ -130,7 +97,8 @@ def plot(
             drawn[key] = lines
         else:
             notes.append(f"{METRICS[key].title}: no request has a value, so there is no figure.")
-    plotted = write(drawn, out, sizes, x_scale, formats, about=about, browser=browser)
+    more = drawings_of(bundles, request_class)
+    plotted = write(drawn, out, sizes, x_scale, formats, more, about=about, browser=browser)
     return Plotted(plotted.files, (*notes, *plotted.notes))
 
 
@@ -140,6 +108,7 @@ def write(
     style: Style,
     x_scale: XScale,
     formats: Sequence[str],
+    more: Sequence[Drawing] = (),
     *,
     about: str = "",
     browser: Path | None = None,
@@ -152,16 +121,19 @@ def write(
         style: Of the images.
         x_scale: Of the latency axis.
         formats: Of `FORMATS`.
+        more: Figures of other kinds, behind them.
         about: A sentence above the page's figures, as plain text.
         browser: As for `plot`.
     """
     written = [_write_csv(out / f"{key}_cdf.csv", key, lines) for key, lines in drawn.items()]
+    written += [_write_points(out / f"{each.key}.csv", each) for each in more]
     if "html" in formats:
-        written.append(_write_page(out / "figures.html", drawn, x_scale, about))
+        written.append(_write_page(out / "figures.html", drawn, more, x_scale, about))
     wanted = [name for name in IMAGES if name in formats]
     note = ""
-    if wanted and drawn:
-        figures = {key: figure(key, lines, style, x_scale) for key, lines in drawn.items()}
+    if wanted and (drawn or more):
+        figures = {f"{key}_cdf": figure(key, lines, style, x_scale) for key, lines in drawn.items()}
+        figures |= {each.key: each.make(style, x_scale) for each in more}
         images, note = _write_images(figures, out, wanted, browser)
         written += images
     return Plotted(tuple(written), (note,) if note else ())
@@ -184,319 +156,16 @@ def _check_choice(what: str, given: Iterable[str], choices: Iterable[str]) -> No
             raise ConfigError(f"plot: no {what} {name!r}{nearest(name, names)}")
 
 
-# What is drawn
+def drawings_of(bundles: Sequence[RunBundle], request_class: str | None = None) -> list[Drawing]:
+    """The figures beside the distributions that say something of these runs.
 
-
-def lines_of(
-    bundles: Sequence[RunBundle], key: str, request_class: str | None = None
-) -> list[Line]:
-    """The curves of one metric, one per bundle."""
-    labels = unique_labels(bundles)
-    chosen = looks([bundle.policy for bundle in bundles])
-    return [
-        Line(
-            label,
-            _mark(bundle, request_class),
-            bundle.policy,
-            look,
-            _curve(bundle, key, request_class),
-        )
-        for bundle, label, look in zip(bundles, labels, chosen, strict=True)
-    ]
-
-
-def _mark(bundle: RunBundle, request_class: str | None) -> str:
-    """The verdict, and the share of requests that no curve of E2E shows."""
-    if request_class is None:
-        counts = bundle.summary["measured_requests"]
-    else:
-        counts = metrics_of(bundle, request_class)["requests"]
-    marks = [verdict_mark(bundle)]
-    lost = 1 - counts["finished"] / max(1, counts["arrived"])
-    if lost > 0:
-        marks.append(f"{max(lost, 0.001):.1%} not finished")
-    return ", ".join(mark for mark in marks if mark)
-
-
-def _curve(bundle: RunBundle, key: str, request_class: str | None) -> Curve | None:
-    if key == "itl":
-        classes = bundle.itl
-        chosen = classes.values() if request_class is None else [classes[request_class]]
-        return curve_of_gaps(merge_gaps(chosen))
-    return curve_of_values(PER_REQUEST[key](measured(bundle, request_class)))
-
-
-# One figure
-
-
-def figure(key: str, lines: Sequence[Line], style: Style, x_scale: XScale = "log") -> go.Figure:
-    """The distributions of one metric as a plotly figure."""
-    import plotly.graph_objects as go
-
-    metric, scale = METRICS[key], 1e3 if key in _SHOWN_IN_MS else 1.0
-    fig = go.Figure()
-    for i, line in enumerate(lines):
-        if line.curve is not None:
-            _add_line(fig, line, f"v{i}", style, scale, x_scale)
-    shown = [line for line in lines if line.curve is not None]
-    legend = _Legend.fit([line.name for line in shown], style)
-    _add_legend(fig, lines, legend, style)
-    _lay_out(fig, style, legend)
-    _set_axes(fig, metric, style, x_scale, _heading(metric, scale))
-    _mark_percentiles(fig, style)
-    if x_scale == "log":
-        _set_log_range(fig, shown, scale)
-    return fig
-
-
-def _heading(metric: Metric, scale: float) -> str:
-    unit = f"m{metric.unit}" if scale == 1e3 else metric.unit
-    return f"{metric.title} ({unit})"
-
-
-def _add_line(
-    fig: go.Figure, line: Line, group: str, style: Style, scale: float, x_scale: XScale
-) -> None:
-    import plotly.graph_objects as go
-
-    curve = line.curve
-    assert curve is not None
-    common = {"legendgroup": group, "showlegend": False, "name": plain(line.name)}
-    x, share = scale * curve.x, curve.share
-    # The staircase starts on the floor.
-    xs, ys = [float(x[0]), *x.tolist()], [0.0, *share.tolist()]
-    if x_scale == "log":
-        positive = [(a, b) for a, b in zip(xs, ys, strict=True) if a > 0]
-        xs, ys = [a for a, _ in positive], [b for _, b in positive]
-    hover = "%{fullData.name}<br>%{x:.4g}: %{y:.2%}<extra></extra>"
-    fig.add_trace(
-        go.Scatter(
-            x=xs,
-            y=ys,
-            mode="lines",
-            line={**_stroke(line.look, style), "shape": "hv"},
-            hovertemplate=hover,
-            **common,
-        )
-    )
-    fig.add_trace(
-        go.Scatter(
-            x=(scale * curve.marks).tolist(),
-            y=list(MARKED),
-            mode="markers",
-            marker=_marker(line.look, style),
-            hovertemplate="%{fullData.name}<br>P%{customdata}: %{x:.4g}<extra></extra>",
-            customdata=[f"{100 * q:g}" for q in MARKED],
-            cliponaxis=False,
-            **common,
-        )
-    )
-
-
-def _stroke(look: Look, style: Style) -> dict[str, Any]:
-    width = style.line_px
-    return {"color": look.color, "dash": look.dash_px(width), "width": width}
-
-
-def _marker(look: Look, style: Style) -> dict[str, Any]:
-    edge = {"color": "white", "width": style.line_px / 3}
-    return {
-        "color": look.color,
-        "symbol": look.symbol,
-        "size": 3 * style.line_px + 1.5,
-        "line": edge,
-    }
-
-
-def _add_legend(fig: go.Figure, lines: Sequence[Line], legend: _Legend, style: Style) -> None:
-    """Entries that show line and marker at once: traces without a point, one per variant."""
-    import plotly.graph_objects as go
-
-    texts = iter(legend.texts)
-    for i, line in enumerate(lines):
-        if line.curve is None:
-            continue
-        look = line.look
-        fig.add_trace(
-            go.Scatter(
-                x=[None],
-                y=[None],
-                mode="lines+markers",
-                line=_stroke(look, style),
-                marker=_marker(look, style),
-                legendgroup=f"v{i}",
-                name=next(texts),
-            )
-        )
-
-
-@dataclass(frozen=True)
-class _Legend:
-    """Where the legend stands: below the axes, in columns, long labels broken.
-
-    Attributes:
-        texts: Labels, escaped, with line breaks.
-        entry_px: Width of one label.
-        height_px: Of the whole legend.
-        key_px: Width of the sample of a line.
+    Args:
+        bundles: All variants.
+        request_class: Only the requests of one class; then nothing is drawn by class, tenant or
+            replica.
     """
-
-    texts: tuple[str, ...]
-    entry_px: float
-    height_px: float
-    key_px: float
-
-    @classmethod
-    def fit(cls, labels: Sequence[str], style: Style) -> _Legend:
-        """As many columns as take every label on one line, else one column with broken lines."""
-        char_px = _TEXT_WIDTH * style.font_px
-        key_px = max(30.0, 26 * style.line_px)
-        longest = max(map(len, labels)) * char_px
-        # plotly gives a legend at most the width of the axes.
-        room = style.width_px - _left_px(style) - _right_px(style)
-        fitting = int(room // (longest + key_px + _LEGEND_GAPS_PX))
-        columns = max(1, min(style.legend_columns, len(labels), fitting))
-        entry_px = room / columns - key_px - _LEGEND_GAPS_PX
-        chars = max(8, int(entry_px / char_px))
-        broken = [textwrap.wrap(label, chars, break_on_hyphens=False) for label in labels]
-        rows = [broken[i : i + columns] for i in range(0, len(broken), columns)]
-        line_px = 1.3 * style.font_px
-        heights = [max(19.0, max(map(len, row)) * line_px + 3) for row in rows]
-        texts = tuple("<br>".join(map(plain, parts)) for parts in broken)
-        return cls(texts, entry_px, sum(heights) + 6, key_px)
-
-
-def _left_px(style: Style) -> float:
-    return 4.2 * style.font_px
-
-
-def _right_px(style: Style) -> float:
-    return 3.0 * style.font_px
-
-
-def _lay_out(fig: go.Figure, style: Style, legend: _Legend) -> None:
-    font_px = style.font_px
-    plot_px = 0.52 * style.width_px
-    margin = {
-        "l": _left_px(style),
-        "r": _right_px(style),
-        "t": max(font_px, style.top_px),
-        "b": 3.9 * font_px + legend.height_px,
-    }
-    fig.update_layout(
-        template="none",
-        width=round(style.width_px),
-        height=round(plot_px + margin["t"] + margin["b"]),
-        margin={**margin, "pad": 0, "autoexpand": False},
-        font={"family": FONT_STACK, "size": font_px, "color": "black"},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        hovermode="closest",
-        legend={
-            "orientation": "h",
-            # "grouped", the default where traces have groups, allows one column only.
-            "traceorder": "normal",
-            "x": 0,
-            "xanchor": "left",
-            "yref": "container",
-            "y": 0,
-            "yanchor": "bottom",
-            "entrywidth": legend.entry_px,
-            "entrywidthmode": "pixels",
-            "itemwidth": legend.key_px,
-            "tracegroupgap": 0,
-            "font": {"size": font_px},
-            "bgcolor": "rgba(0,0,0,0)",
-        },
-    )
-
-
-def _set_axes(fig: go.Figure, metric: Metric, style: Style, x_scale: XScale, heading: str) -> None:
-    common = {
-        "showline": True,
-        "linecolor": "black",
-        "linewidth": max(0.7, style.line_px / 2),
-        "ticks": "outside",
-        "ticklen": style.font_px / 3,
-        "gridcolor": "#e6e6e6",
-        "zeroline": False,
-    }
-    fig.update_xaxes(
-        **common,
-        type=x_scale,
-        title=_title(heading, style),
-        tickformat="~g",
-        showgrid=True,
-    )
-    if x_scale == "linear":
-        fig.update_xaxes(rangemode="tozero")
-    what = "gaps between tokens" if metric.key == "itl" else "requests"
-    fig.update_yaxes(
-        **common,
-        title=_title(f"Share of {what}", style),
-        range=[0, 1.015],
-        tickvals=[0, 0.25, 0.5, 0.75, 1],
-        showgrid=False,
-    )
-
-
-def _title(text: str, style: Style) -> dict[str, Any]:
-    size = style.font_px
-    return {"text": plain(text), "standoff": size / 2, "font": {"size": size}}
-
-
-def _set_log_range(fig: go.Figure, lines: Sequence[Line], scale: float) -> None:
-    """Decades, 2 and 5 between them where there are few, or round values within less than one."""
-    positive = [scale * x for line in lines if line.curve for x in line.curve.x[[0, -1]] if x > 0]
-    if not positive:
-        return
-    low, high = math.log10(min(positive)), math.log10(max(positive))
-    margin = max(0.02, 0.02 * (high - low))
-    fig.update_xaxes(
-        range=[low - margin, high + margin],
-        dtick="D2" if high - low < 2 else 1,
-        minor={"dtick": "D1", "ticks": "outside", "ticklen": 2},
-    )
-    if high - low < _NARROW_DECADES:
-        edges = 10 ** (low - margin), 10 ** (high + margin)
-        fig.update_xaxes(tickvals=_round_values(*edges), dtick=None)
-
-
-def _round_values(least: float, most: float) -> list[float]:
-    """Four to nine multiples of a 1, 2 or 5 with zeros, between two values."""
-    steps = [k * 10**e for e in range(-12, 13) for k in (1, 2, 5)]
-    step = max(each for each in steps if (most - least) / each >= 4)
-    first, last = math.ceil(least / step), math.floor(most / step)
-    return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
-
-
-def _mark_percentiles(fig: go.Figure, style: Style) -> None:
-    for q in MARKED:
-        fig.add_shape(
-            type="line",
-            xref="paper",
-            x0=0,
-            x1=1,
-            y0=q,
-            y1=q,
-            layer="below",
-            line={"color": _GREY, "width": 0.7, "dash": "dot"},
-        )
-        fig.add_annotation(
-            xref="paper",
-            x=1,
-            xanchor="left",
-            y=q,
-            text=f"P{100 * q:g}",
-            showarrow=False,
-            xshift=style.font_px / 4,
-            font={"color": "#444444", "size": 0.9 * style.font_px},
-        )
-
-
-def plain(text: str) -> str:
-    """Text that plotly shows as it stands: no markup, no TeX."""
-    return html.escape(text, quote=False).replace("$", "&#36;")
+    by_group = group_drawings(bundles) if request_class is None else []
+    return [*by_group, *cache_drawings(bundles, request_class)]
 
 
 # Files
@@ -514,6 +183,14 @@ def _write_csv(path: Path, key: str, lines: Sequence[Line]) -> Path:
     return path
 
 
+def _write_points(path: Path, drawing: Drawing) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(drawing.header)
+        writer.writerows(drawing.rows)
+    return path
+
+
 def _font_face() -> str:
     data = files("experiments").joinpath("fonts", "arimo-latin-400-normal.woff2").read_bytes()
     coded = base64.b64encode(data).decode("ascii")
@@ -521,36 +198,49 @@ def _font_face() -> str:
     return f"@font-face {{ font-family: '{FONT}'; src: {source}; }}"
 
 
-def _write_page(path: Path, drawn: dict[str, list[Line]], x_scale: XScale, about: str = "") -> Path:
+def _write_page(
+    path: Path,
+    drawn: Mapping[str, Sequence[Line]],
+    more: Sequence[Drawing],
+    x_scale: XScale,
+    about: str,
+) -> Path:
     """All figures on one page that needs nothing else: plotly.js and the font are in it."""
-    from plotly.io import to_html
     from plotly.offline import get_plotlyjs
 
-    sections = []
-    for key, lines in drawn.items():
-        body = to_html(
-            figure(key, lines, SCREEN, x_scale),
-            full_html=False,
-            include_plotlyjs=False,
-            include_mathjax=False,
-            div_id=f"{key}_cdf",
-            config=_TOOLBAR,
-        )
-        metric = METRICS[key]
-        definition = html.escape(metric.definition)
-        sections.append(f"<h2>{html.escape(metric.title)}</h2>\n<p>{definition}</p>\n{body}")
+    sections = [
+        _section(f"{key}_cdf", METRICS[key].title, METRICS[key].definition, made)
+        for key, lines in drawn.items()
+        for made in [figure(key, lines, SCREEN, x_scale)]
+    ]
+    sections += [_section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
     path.write_text(
         _PAGE.format(
             font_face=_font_face(),
             stack=FONT_STACK,
             width=round(SCREEN.width_px),
             plotlyjs=get_plotlyjs(),
-            about=f"{html.escape(about)} {_ABOUT}".strip(),
+            answer=f"<p>{html.escape(about)}</p>\n" if about else "",
+            about=_ABOUT,
             sections="\n".join(sections),
         ),
         encoding="utf-8",
     )
     return path
+
+
+def _section(name: str, title: str, about: str, made: go.Figure) -> str:
+    from plotly.io import to_html
+
+    body = to_html(
+        made,
+        full_html=False,
+        include_plotlyjs=False,
+        include_mathjax=False,
+        div_id=name,
+        config=_TOOLBAR,
+    )
+    return f"<h2>{html.escape(title)}</h2>\n<p>{html.escape(about)}</p>\n{body}"
 
 
 _TOOLBAR = {
@@ -582,7 +272,7 @@ body {{ font-family: {stack}; width: {width}px; margin: 2em auto; line-height: 1
 </head>
 <body>
 <h1>Latency distributions</h1>
-<p>{about}</p>
+{answer}<p>{about}</p>
 {sections}
 </body>
 </html>
@@ -601,7 +291,7 @@ def _write_images(
     from choreographer.errors import BrowserDepsError, BrowserFailedError, ChromeNotFoundError
 
     jobs = [
-        {"fig": fig, "path": str(out / f"{key}_cdf.{name}"), "opts": _options(fig, name)}
+        {"fig": fig, "path": str(out / f"{key}.{name}"), "opts": _options(fig, name)}
         for key, fig in figures.items()
         for name in formats
     ]

@@ -145,10 +145,25 @@ def _choice(key: str, described: Mapping[str, Any]) -> Schema:
 def _of_class(cls: Any, key: str | None = None, name: str = "") -> Schema:
     """A mapping of the options of `cls`, with its own `name` under `key`."""
     hints, said = typing.get_type_hints(cls), options.described(cls)
+    routers = options.nested(cls)
     fields = options.fields(cls)
-    properties = {each.name: _option(each, hints[each.name], said) for each in fields}
+    properties = {
+        each.name: _inner_router(each, said)
+        if each.name in routers
+        else _option(each, hints[each.name], said)
+        for each in fields
+    }
     chosen = {} if key is None else {key: {"const": name}}
     return {"type": "object", "properties": chosen | properties, "additionalProperties": False}
+
+
+def _inner_router(field: dataclasses.Field[Any], said: Mapping[str, str]) -> Schema:
+    """A router within another: a name, or a name with options, which are those of that router."""
+    named = {"anyOf": [{"enum": [*ROUTERS]}, {"type": "string", "pattern": _PLUGINS_OF_USERS}]}
+    full = {"type": "object", "properties": {"name": named}, "required": ["name"]}
+    schema: Schema = {"anyOf": [*named["anyOf"], full], "default": field.metadata.get("name")}
+    schema["description"] = said.get(field.name, "")
+    return schema
 
 
 def _option(field: dataclasses.Field[Any], hint: Any, said: Mapping[str, str]) -> Schema:

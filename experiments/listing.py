@@ -52,10 +52,14 @@ def _options(cls: Any) -> dict[str, Any]:
     if not dataclasses.is_dataclass(cls):
         return {}
     given = [field for field in dataclasses.fields(cls) if field.init]
-    return {
-        field.name: None if field.default is dataclasses.MISSING else field.default
-        for field in given
-    }
+    return {field.name: _default(field) for field in given}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """None where it has to be said; the name of a router within a router."""
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return field.metadata.get("name")
 
 
 def _policies() -> list[Entry]:

@@ -138,6 +138,11 @@ def _refuse_missing(cls: Any, given: Mapping[str, Any], name: str, where: str) -
             raise ConfigError(f"{where}.{field.name}: is required by {name}")
 
 
+def nested(cls: Any) -> list[str]:
+    """Options that are routers themselves, so that they have a name and options of their own."""
+    return [field.name for field in fields(cls) if field.metadata.get("plugin") == "router"]
+
+
 def bounds(limits: Mapping[str, Any], *, whole: bool) -> tuple[float, float]:
     """Smallest and largest value of an option.
 

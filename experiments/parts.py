@@ -55,7 +55,12 @@ def router(named: Named, where: str, folder: Path) -> Router:
     """A router, a new one for each pool: it may keep counts."""
     from policies import ROUTERS
 
-    made = _named("router", ROUTERS, named, where, folder)
+    cls = options.find("router", _name("router", ROUTERS, named, where), ROUTERS, where, folder)
+    chosen = {key: value for key, value in named.items() if key != "name"}
+    for key in options.nested(cls):
+        if key in chosen:
+            chosen[key] = router(_as_named(chosen[key]), f"{where}.{key}", folder)
+    made = options.build(cls, chosen, str(named["name"]), where)
     if not isinstance(made, Router):
         raise ConfigError(f"{where}: {named['name']} is no sim.policy.Router; subclass that")
     return made
@@ -70,13 +75,23 @@ def predictor(named: Named, where: str, folder: Path) -> Predictor:
 
 
 def _named(kind: str, registry: Mapping[str, Any], named: Named, where: str, folder: Path) -> Any:
+    name = _name(kind, registry, named, where)
+    cls = options.find(kind, name, registry, where, folder)
+    chosen = {key: value for key, value in named.items() if key != "name"}
+    return options.build(cls, chosen, str(name), where)
+
+
+def _name(kind: str, registry: Mapping[str, Any], named: Named, where: str) -> Any:
     name = named.get("name")
     if name is None:
         choices = ", ".join(sorted(registry))
         raise ConfigError(f"{where}.name: is required: which {kind}, one of {choices}")
-    cls = options.find(kind, name, registry, where, folder)
-    chosen = {key: value for key, value in named.items() if key != "name"}
-    return options.build(cls, chosen, str(name), where)
+    return name
+
+
+def _as_named(said: Any) -> Named:
+    """A name alone, or a name with options."""
+    return said if isinstance(said, dict) else {"name": said}
 
 
 # --- step times

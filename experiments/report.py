@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from sim.errors import ConfigError, nearest
-from sim.metrics import Gaps, Requests
+from sim.metrics import Gaps, ReplicaFacts, Requests
 from sim.slo import Windows, request_classes, select
 
 
@@ -36,6 +36,14 @@ class RunBundle(RunHead, Protocol):
     @property
     def itl(self) -> Mapping[str, Gaps]:
         """Counted gaps of the measured requests per class."""
+
+    @property
+    def series(self) -> Requests:
+        """Columns `sim.records.SERIES_COLUMNS`; those of older bundles may lack some."""
+
+    @property
+    def replicas(self) -> Sequence[ReplicaFacts]:
+        """In the order of the indices in the columns."""
 
 
 def unique_labels(bundles: Sequence[RunHead]) -> list[str]:

@@ -98,7 +98,8 @@ class Results:
             style: A key of `experiments.looks.STYLES`.
             x_scale: ``log`` or ``linear``.
         """
-        from experiments.figures import CDFS, figure, lines_of
+        from experiments.cdf_figure import figure, lines_of
+        from experiments.figures import CDFS
         from experiments.looks import STYLES
 
         if style not in STYLES:

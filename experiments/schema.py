@@ -128,6 +128,26 @@ class Sessions(Strict):
     since the turn before. Default: told from the rows, and refused where that leaves it open."""
 
 
+class Patience(Strict):
+    """How long a client waits, from the arrival of its request on."""
+
+    distribution: Literal["constant", "exponential", "gamma", "lognormal"]
+    """Drawn in trace order."""
+    mean_s: Annotated[float, Field(gt=0, le=1e6)]
+    """Mean, seconds."""
+    cv: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    """Coefficient of variation, for ``gamma`` and ``lognormal``."""
+
+
+class Cancel(Strict):
+    """Clients that give up: a request not finished by then is cancelled, and frees its memory."""
+
+    share: Annotated[float, Field(ge=0, le=1)]
+    """Probability that a request's client gives up."""
+    after: Patience
+    """When, such as {distribution: exponential, mean_s: 5}."""
+
+
 class Workload(Strict):
     """Which requests arrive, and when: a trace file or a synthetic preset."""
 
@@ -145,6 +165,9 @@ class Workload(Strict):
     sessions: Sessions | None = None
     """Let the turns of a session follow each other; ``{}`` for the defaults. Without this key every
     request arrives by itself, whatever session it belongs to."""
+    cancel: Cancel | None = None
+    """Let clients give up whom the trace (column ``cancel_after_s`` or ``_ms``) says nothing of,
+    such as {share: 0.1, after: {distribution: exponential, mean_s: 5}}."""
     max_tokens: Count | None = None
     """Most output tokens a client asks for where the trace does not say; what policies see.
     Default: the true output length, with a note that reservations were clairvoyant."""
@@ -172,6 +195,13 @@ class KV(Strict):
     """Share of device memory that the engine may use in all (0.9: vLLM's default)."""
     activation_reserve_bytes: Bytes | None = None
     """Memory kept for activations, bytes per GPU. Default: stated by the model's sheet."""
+    host_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of the link to host memory, one direction, all GPUs of a replica together, for policies that
+    move KV there (``vllm-v0`` with ``preemption: swap``). Default: the device's host link, from its
+    data sheet, times the GPUs."""
+    host_overlap: bool = False
+    """Copies over the host link run beside a step, which takes the longer of the two; else they
+    come before it."""
 
 
 def _even(value: object) -> object:
@@ -263,6 +293,50 @@ class Transfer(Strict):
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
 
 
+class TokenBucket(Strict):
+    """A bucket that fills at a rate, up to a size; it is full at the start."""
+
+    tokens_per_s: Count
+    """Tokens that it gains a second."""
+    burst_tokens: Count
+    """Most tokens that it holds: a request that costs more never passes."""
+
+
+class RateLimit(TokenBucket):
+    """A token bucket for each tenant; requests without a tenant share one."""
+
+    tenants: dict[str, TokenBucket] = {}
+    """Tenant (a trace column) to a bucket of another size."""
+    charge: Literal["prompt_and_max", "prompt", "request"] = "prompt_and_max"
+    """What a request costs: prompt and max_tokens, the prompt, or 1."""
+
+
+class EarlyRejection(Strict):
+    """Refuse on arrival what would wait too long for its first token, as far as can be foreseen."""
+
+    max_ttft_s: Positive | None = None
+    """Longest predicted TTFT. Default: none but those of `classes`."""
+    classes: dict[str, Positive] = {}
+    """Request class (a trace column) to a limit of its own, seconds."""
+    prefill_tokens_per_s: Count | None = None
+    """Rate at which a replica prefills. Default: 2048 tokens in the step time of such a prompt."""
+    counts_cached: bool = False
+    """Tokens that the replica has cached need no time; with `router_snapshot_s` 0 only."""
+
+
+class Admission(Strict):
+    """Who is turned away at the entry although a replica could run it (`sim.admission`)."""
+
+    max_waiting: Count | None = None
+    """Refuse while so many requests wait in all queues."""
+    max_waiting_per_replica: Count | None = None
+    """Route to replicas with fewer in their queue only; refuse if there is none."""
+    rate_limit: RateLimit | None = None
+    """Token buckets of tenants, such as {tokens_per_s: 1000, burst_tokens: 20000}."""
+    early_rejection: EarlyRejection | None = None
+    """Refuse on a predicted TTFT, such as {max_ttft_s: 2}."""
+
+
 class Pools(Strict):
     """Either one colocated pool, or a prefill and a decode pool with the link between them."""
 
@@ -314,6 +388,11 @@ class Common(Strict):
     """Sentences for a reader of the results; an engine adds what it does and we do not model."""
     router: Named = {"name": "round-robin"}
     """Which replica a request goes to: a name, or name and options (``phasewise list routers``)."""
+    router_snapshot_s: NotNegative = 0.0
+    """Routers see the state that replicas had at the last multiple of this, beside what they know
+    themselves: what they sent where, and what has ended. 0: the state as it is."""
+    admission: Admission = Admission()
+    """Who is turned away on arrival; by default nobody who can be served."""
     predictor: Named | None = None
     """Guesses output lengths for the orders that need it (``phasewise list predictors``)."""
     decode_router: Named | None = None

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from experiments.verdict import judge
-from sim import cache_metrics, metrics
+from sim import cache_metrics, fairness, metrics
 from sim.metric_definitions import METRICS
 from sim.metrics import NS_PER_S, Gaps, ReplicaFacts, Requests
 from sim.model_work import ModelWork, mbu, mfu
 from sim.records import STATES
-from sim.slo import SLO, Windows, request_classes, select, slo_attainment
+from sim.slo import SLO, Windows, request_classes, request_tenants, select, slo_attainment
+
+MOST_TENANTS = 100
+"""Tenants with metrics of their own in a summary: those with the most requests."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the metrics of any part of the requests depend on besides these.
+
+    Attributes:
+        window_ns: Start and end of the window.
+        end_ns: The last instant of the run.
+        gpus: Of all replicas.
+        cached: There is a prefix cache.
+    """
+
+    window_ns: tuple[int, int]
+    end_ns: int
+    gpus: int
+    cached: bool
 
 
 def summarize(
@@ -28,11 +50,16 @@ def summarize(
     slo: SLO | None = None,
     windows: Windows | None = None,
     work: ModelWork | None = None,
+    tenant_itl: Mapping[str, Gaps] | None = None,
 ) -> dict[str, Any]:
     """Sum up a run as values that JSON can hold; None stands for what is undefined.
 
+    Metrics that the run cannot have are absent: those of a cache, of tenants, of sessions where
+    there are none.
+
     Args:
-        requests: All requests that arrived, with column `request_class` where the trace has one.
+        requests: All requests that arrived, with the columns `request_class`, `tenant` and
+            `session` where the trace has them, and `saved_prefill_s` where that is known.
         itl: Counted gaps of the measured requests of each class (see `sim.slo.class_groups`).
         series: Columns `sim.records.SERIES_COLUMNS` on a time grid; empty where not recorded.
         replicas: In the order of the indices in the columns.
@@ -41,43 +68,55 @@ def summarize(
         slo: Targets; None for none.
         windows: Ends of the run that are not measured; None to measure all.
         work: FLOPs and bytes of the model; None where they are not known.
+        tenant_itl: As `itl`, of each tenant.
 
     Returns:
         Keys in a fixed order: counts, window, hardware, verdict, targets, the metrics over all
-        measured requests (``overall``) and per class (``classes``, empty with a single class).
+        measured requests (``overall``), per class (``classes``) and per tenant (``tenants``, at
+        most `MOST_TENANTS`); each empty where there is only one.
     """
     slo, windows = slo or SLO(), windows or Windows()
-    start_ns, end_ns = windows.bounds_ns(requests["arrival_ns"])
     mask = windows.mask(requests["arrival_ns"])
     measured = select(requests, mask)
-    gpus = sum(replica.gpus for replica in replicas)
-    span = start_ns, end_ns, run_end_ns
-    cached = cache_metrics.has_cache(replicas)
+    run = _Run(
+        windows.bounds_ns(requests["arrival_ns"]),
+        run_end_ns,
+        sum(replica.gpus for replica in replicas),
+        cache_metrics.has_cache(replicas),
+    )
     verdict = judge(requests)
+    everyone = metrics.merge_gaps(itl.values())
+    overall = {
+        **_metrics(measured, everyone, slo, run),
+        **_over_time(requests, series, replicas, run),
+        **_balance(requests, mask, replicas, run),
+        **_of_the_peak(requests, replicas, work, run_end_ns),
+    }
     summary = {
         "requests": _counts(requests),
         "measured_requests": _counts(measured),
         "reasons": _reasons(requests, reasons),
-        "window": {
-            "warm_up_s": windows.warm_up_s,
-            "drain_s": windows.drain_s,
-            "start_s": start_ns / NS_PER_S,
-            "end_s": end_ns / NS_PER_S,
-        },
+        "window": _window(windows, run),
         "run_end_s": run_end_ns / NS_PER_S,
-        "gpus": gpus,
+        "gpus": run.gpus,
         "replicas": _replicas(requests, replicas, run_end_ns),
         "verdict": {"name": verdict.name, "reason": verdict.reason},
         "slo": _targets(slo),
-        "overall": {
-            **_metrics(measured, metrics.merge_gaps(itl.values()), span, slo, gpus, cached=cached),
-            **_over_time(requests, series, replicas, span),
-            **_of_the_peak(requests, replicas, work, run_end_ns),
-        },
-        "classes": _classes(measured, itl, span, slo, gpus, cached=cached),
+        "overall": _in_order(overall),
+        "classes": _parts(measured, request_classes(measured), itl, slo, run, of_class=True),
+        "tenants": _parts(measured, request_tenants(measured), tenant_itl or {}, slo, run),
     }
     jsonable: dict[str, Any] = _jsonable(summary)
     return jsonable
+
+
+def _window(windows: Windows, run: _Run) -> dict[str, float]:
+    return {
+        "warm_up_s": windows.warm_up_s,
+        "drain_s": windows.drain_s,
+        "start_s": run.window_ns[0] / NS_PER_S,
+        "end_s": run.window_ns[1] / NS_PER_S,
+    }
 
 
 def _counts(requests: Requests) -> dict[str, int]:
@@ -117,95 +156,113 @@ def _replicas(
     ]
 
 
-def _metrics(
-    requests: Requests,
-    gaps: Gaps,
-    span: tuple[int, int, int],
-    slo: SLO,
-    gpus: int,
-    *,
-    cached: bool,
-) -> dict[str, Any]:
-    """Metrics of any set of requests; `span` is start and end of the window and end of the run."""
-    start_ns, end_ns, run_end_ns = span
+def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, Any]:
+    """Metrics of any set of requests, by key."""
+    start_ns, end_ns = run.window_ns
     window_s = (end_ns - start_ns) / NS_PER_S
-    observed_s = metrics.observed_s(requests, start_ns, run_end_ns)
+    observed_s = metrics.observed_s(requests, start_ns, run.end_ns)
     out = metrics.throughput_out_per_s(requests, observed_s)
     into = metrics.throughput_in_per_s(requests, observed_s)
     met = int(slo.met(requests).sum()) if slo.has_targets else math.nan
-    values = {
+    return {
         **{key: metrics.distribution(f(requests)) for key, f in metrics.PER_REQUEST.items()},
         "itl": metrics.gap_distribution(gaps),
         "throughput_out": out,
         "throughput_in": into,
-        "throughput_out_per_gpu": metrics.per_second(out, gpus),
-        "throughput_in_per_gpu": metrics.per_second(into, gpus),
+        "throughput_out_per_gpu": metrics.per_second(out, run.gpus),
+        "throughput_in_per_gpu": metrics.per_second(into, run.gpus),
         "arrival_rate": metrics.per_second(len(requests["arrival_ns"]), window_s),
         "goodput": metrics.per_second(met, window_s),
         "slo_attainment": slo_attainment(requests, slo),
         "preemptions": int(requests["preemptions"].sum()),
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
         "cached_tokens": int(requests["cached_tokens"].sum()),
+        **(_of_hits(requests) if run.cached else {}),
+        **_fairness(requests),
     }
-    if cached:
-        values["prefix_hit_rate_tokens"] = cache_metrics.hit_rate_tokens(requests)
-        values["prefix_hit_rate_requests"] = cache_metrics.hit_rate_requests(requests)
-    return _in_order(values)
+
+
+def _of_hits(requests: Requests) -> dict[str, Any]:
+    known = "saved_prefill_s" in requests
+    return {
+        "prefix_hit_rate_tokens": cache_metrics.hit_rate_tokens(requests),
+        "prefix_hit_rate_requests": cache_metrics.hit_rate_requests(requests),
+        "saved_prefill": cache_metrics.saved_prefill_s(requests) if known else math.nan,
+    }
+
+
+def _fairness(requests: Requests) -> dict[str, Any]:
+    tenants = request_tenants(requests)
+    if len(set(tenants.tolist())) < 2:
+        return {}
+    return {
+        "jain_served_tokens": fairness.jain_served_tokens(requests, tenants),
+        "jain_normalised_latency": fairness.jain_normalised_latency(requests, tenants),
+    }
 
 
 def _over_time(
-    requests: Requests,
-    series: Requests,
-    replicas: Sequence[ReplicaFacts],
-    span: tuple[int, int, int],
+    requests: Requests, series: Requests, replicas: Sequence[ReplicaFacts], run: _Run
 ) -> dict[str, Any]:
-    start_ns, end_ns, run_end_ns = span
-    window = start_ns, end_ns
-    whole = metrics.run_span_ns(requests, run_end_ns)
-    shares = metrics.utilisation(replicas, whole)
-    values = {
-        "batch_size": metrics.distribution(metrics.batch_sizes(series, window)),
-        "kv_use": metrics.distribution(metrics.kv_use(series, replicas, window)),
-        "utilisation": float(shares.mean()) if len(shares) else math.nan,
+    shares = metrics.utilisation(replicas, metrics.run_span_ns(requests, run.end_ns))
+    at_points = {
+        "batch_size": metrics.batch_sizes(series, run.window_ns),
+        "kv_use": metrics.kv_use(series, replicas, run.window_ns),
     }
-    if cache_metrics.has_cache(replicas):
-        cached = cache_metrics.kv_cached(series, replicas, window)
-        free = cache_metrics.kv_free(series, replicas, window)
-        values["kv_cached"] = metrics.distribution(cached)
-        values["kv_free"] = metrics.distribution(free)
+    values: dict[str, Any] = {"utilisation": float(shares.mean()) if len(shares) else math.nan}
+    if run.cached:
+        at_points["kv_cached"] = cache_metrics.kv_cached(series, replicas, run.window_ns)
+        at_points["kv_free"] = cache_metrics.kv_free(series, replicas, run.window_ns)
         values["evicted_tokens"] = cache_metrics.evicted_tokens(replicas)
-    return _in_order(values)
+    return values | {key: metrics.distribution(shares) for key, shares in at_points.items()}
+
+
+def _balance(
+    requests: Requests, mask: metrics.Bools, replicas: Sequence[ReplicaFacts], run: _Run
+) -> dict[str, Any]:
+    """How evenly replicas are loaded, and how long sessions take, where there are several."""
+    values: dict[str, Any] = {}
+    if len(replicas) > len({replica.pool for replica in replicas}):
+        served = fairness.served_tokens(select(requests, mask), replicas)
+        busy = metrics.utilisation(replicas, metrics.run_span_ns(requests, run.end_ns))
+        peak, cv = fairness.imbalance(served, replicas)
+        values["imbalance_served_tokens"], values["imbalance_served_tokens_cv"] = peak, cv
+        values["imbalance_utilisation"] = fairness.imbalance(busy, replicas)[0]
+    if any(name is not None for name in requests.get("session", np.zeros(0)).tolist()):
+        values["session_e2e"] = metrics.distribution(fairness.session_e2e_s(requests, mask))
+    return values
 
 
 def _of_the_peak(
     requests: Requests, replicas: Sequence[ReplicaFacts], work: ModelWork | None, run_end_ns: int
 ) -> dict[str, Any]:
     if work is None:
-        return _in_order({"mfu": math.nan, "mbu": math.nan})
+        return {"mfu": math.nan, "mbu": math.nan}
     span = metrics.run_span_ns(requests, run_end_ns)
-    values = {"mfu": mfu(requests, work, span), "mbu": mbu(requests, work, replicas, span)}
-    return _in_order(values)
+    return {"mfu": mfu(requests, work, span), "mbu": mbu(requests, work, replicas, span)}
 
 
-def _classes(
+def _parts(
     measured: Requests,
+    names: npt.NDArray[np.str_],
     itl: Mapping[str, Gaps],
-    span: tuple[int, int, int],
     slo: SLO,
-    gpus: int,
+    run: _Run,
     *,
-    cached: bool,
+    of_class: bool = False,
 ) -> dict[str, Any]:
-    request_class = request_classes(measured)
-    names = sorted(set(request_class.tolist()))
-    if len(names) < 2:
+    """The metrics of each class or tenant by name; none where there is only one."""
+    present, count = np.unique(names, return_counts=True)
+    if len(present) < 2:
         return {}
+    if not of_class:
+        present = np.sort(present[np.argsort(-count, kind="stable")][:MOST_TENANTS])
     blocks = {}
-    for name in names:
-        rows = select(measured, request_class == name)
+    for name in present.tolist():
+        rows = select(measured, names == name)
         gaps = itl.get(name, metrics.merge_gaps([]))
-        counts = {"requests": _counts(rows)}
-        blocks[name] = counts | _metrics(rows, gaps, span, slo.for_class(name), gpus, cached=cached)
+        own = slo.for_class(name) if of_class else slo
+        blocks[name] = {"requests": _counts(rows)} | _in_order(_metrics(rows, gaps, own, run))
     return blocks
 
 

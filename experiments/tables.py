@@ -149,9 +149,10 @@ def compare(bundles: Sequence[RunHead], request_class: str | None = None) -> Com
         raise ConfigError("nothing to compare: no results were given")
     states = ["finished", "rejected", "unfinished"]
     states += [s for s in _RARE_STATES if any(b.summary["requests"][s] for b in bundles)]
-    columns = (*_leading(states), *_measures())
+    some = _said_of_some(bundles, request_class)
+    columns = (*_leading(states), *_measures(), *some)
     rows = tuple(
-        _row(bundle, label, states, request_class)
+        (*_row(bundle, label, states, request_class), *_if_there(bundle, some, request_class))
         for bundle, label in zip(bundles, unique_labels(bundles), strict=True)
     )
     shares = [_unserved(bundle, request_class) for bundle in bundles]
@@ -204,6 +205,36 @@ def _measures() -> list[Column]:
         Column("slo_attainment", "SLO met", "(%)", "higher", 100.0),
         Column("preemptions", "Preemptions", "", "lower"),
     ]
+
+
+_OF_SOME = (
+    Column("prefix_hit_rate_tokens", "Prefix", "hits (%)", "higher", 100.0),
+    Column("jain_served_tokens", "Fairness", "of tenants", "higher"),
+    Column("imbalance_served_tokens", "Imbalance", "max/mean", "lower"),
+)
+"""Columns that stand only where a variant has a value that says something."""
+_EVEN = MappingProxyType({"imbalance_served_tokens": 1.2})
+"""Values up to which there is nothing to say."""
+
+
+def _said_of_some(bundles: Sequence[RunHead], request_class: str | None) -> list[Column]:
+    blocks = [metrics_of(bundle, request_class) for bundle in bundles]
+    return [
+        column
+        for column in _OF_SOME
+        if any(_says(column, block.get(column.key)) for block in blocks)
+    ]
+
+
+def _says(column: Column, value: float | None) -> bool:
+    return value is not None and value > _EVEN.get(column.key, -1)
+
+
+def _if_there(
+    bundle: RunHead, columns: Sequence[Column], request_class: str | None
+) -> tuple[Value, ...]:
+    block = metrics_of(bundle, request_class)
+    return tuple(block.get(column.key) for column in columns)
 
 
 def _row(

@@ -21,10 +21,12 @@ from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload, depends_on_ends, trace_path
+from sim.cache_metrics import saved_prefill_each_s
 from sim.event_loop import simulate
+from sim.metrics import Gaps, Ints
 from sim.records import Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
-from sim.slo import SLO, Windows, class_groups
+from sim.slo import SLO, Windows, class_groups, tenant_groups
 
 Progress = Callable[[int, int, int], None]
 """Told now and then: simulated time in ns, requests ended, requests in all."""
@@ -142,7 +144,7 @@ def run_variant(
     simulated = time.perf_counter()
     notes = [*experiment.notes, *workload.notes, *built.notes, *beyond_tables(result.replicas)]
     notes += pipeline.bubbles(result)
-    bundle = _bundle(experiment, folder, workload, result, windows)
+    bundle = _bundle(experiment, folder, workload, built, result, windows)
     notes += _of_sessions(workload, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
@@ -255,16 +257,20 @@ def _bundle(
     experiment: Experiment,
     folder: Path,
     workload: Workload,
+    built: cluster.Built,
     result: SimulationResult,
     windows: Windows,
 ) -> Bundle:
     requests = _with_trace(result.requests, workload.trace)
-    groups, names = class_groups(requests, windows.mask(requests["arrival_ns"]))
-    counted = result.itl(groups)
-    gaps = {name: counted[group] for group, name in enumerate(names) if group in counted}
+    mask = windows.mask(requests["arrival_ns"])
+    gaps = _gaps(result, *class_groups(requests, mask))
+    groups, tenants = tenant_groups(requests, mask)
+    models = [spec.step_time for spec in built.cluster.entry.replicas]
+    saved = saved_prefill_each_s(requests, models)
     summary = summarize(
-        requests,
+        {**requests, "saved_prefill_s": saved},
         itl=gaps,
+        tenant_itl=_gaps(result, groups, tenants) if len(tenants) > 1 else None,
         series=result.series,
         replicas=result.replicas,
         reasons=result.reasons,
@@ -286,6 +292,12 @@ def _bundle(
         end_ns=result.end_ns,
         summary=summary,
     )
+
+
+def _gaps(result: SimulationResult, groups: Ints, names: Sequence[str]) -> dict[str, Gaps]:
+    """Counted gaps of each group of requests by its name."""
+    counted = result.itl(groups)
+    return {name: counted[group] for group, name in enumerate(names) if group in counted}
 
 
 def _with_trace(requests: dict[str, Any], trace: Trace) -> Columns:

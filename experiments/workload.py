@@ -65,11 +65,16 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
         PhasewiseError: One line: what cannot be read, or does not go together.
     """
     from traces.arrivals import make_source
+    from traces.cancellations import draw_cancellations
     from traces.sessions import SessionSource
     from traces.workload import resolve
 
     config = experiment.workload
     trace = _arriving(config, experiment.seed, folder)
+    if (cancel := config.cancel) is not None:
+        after = cancel.after
+        how = (cancel.share, after.distribution, after.mean_s, after.cv)
+        trace = draw_cancellations(trace, *how, seed=experiment.seed)
     cut: list[str] = []
     if config.sessions is not None:
         trace, cut = _with_turns(trace, config, config.sessions, experiment.seed)
@@ -120,6 +125,26 @@ def _with_shared_tokens(trace: Trace) -> Trace:
     return trace if trace.block_ids is not None else with_content(trace, sessions_of(trace))
 
 
+def _unmet_names(
+    trace: Trace, experiment: Experiment, classes: Sequence[str], there: str
+) -> list[str]:
+    """Classes and tenants that routing and admission name, and no request has."""
+    early, limit = experiment.admission.early_rejection, experiment.admission.rate_limit
+    keys = {
+        "router.classes": experiment.router.get("classes") or (),
+        "admission.early_rejection.classes": () if early is None else early.classes,
+    }
+    notes = [
+        f"{key}.{name}: no request is of this class; {there}."
+        for key, named in keys.items()
+        for name in named
+        if name not in classes
+    ]
+    tenants = set() if trace.tenant is None else set(trace.tenant.tolist())
+    unmet = [] if limit is None else [name for name in limit.tenants if name not in tenants]
+    return notes + [f"admission.rate_limit.tenants.{x}: no request is of it." for x in unmet]
+
+
 def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
     """Keys of the config that say nothing about these requests, one sentence each."""
     given = [None] if trace.request_class is None else trace.request_class.tolist()
@@ -130,6 +155,7 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
         for name in experiment.slo.classes
         if name not in classes
     ]
+    notes += _unmet_names(trace, experiment, classes, there)
     orders = {pool.order["name"] for pool in _pools(experiment)}
     if "priority" in orders and (trace.priority is None or len(set(trace.priority.tolist())) < 2):
         notes.append(

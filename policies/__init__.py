@@ -4,6 +4,9 @@ To add a policy, write a file like `orca.py` and name its class in `POLICIES`; t
 dataclass are its options in a config. Names are written with hyphens, options with underscores.
 """
 
+from policies.affinity import ConsistentHash, SessionAffinity
+from policies.cache_routing import KVAware, LeastKV, PrefixAware
+from policies.class_placement import ClassAware
 from policies.orca import Orca
 from policies.orders import Deadline, Priority, ShortestFirst, ShortestRemaining
 from policies.predictors import Bucket, Noisy, Oracle
@@ -30,6 +33,12 @@ ROUTERS = {
     "least-outstanding": LeastOutstanding,
     "least-tokens": LeastTokens,
     "power-of-two": PowerOfTwo,
+    "least-kv": LeastKV,
+    "session-affinity": SessionAffinity,
+    "consistent-hash": ConsistentHash,
+    "prefix-aware": PrefixAware,
+    "kv-aware": KVAware,
+    "class-aware": ClassAware,
 }
 
 ORDERS = {

@@ -35,26 +35,26 @@ class RoundRobin(Router):
 
 
 @dataclass
-class _Drawing(Router):
-    """A router that draws random numbers."""
+class Drawing(Router):
+    """A router that draws random numbers, from `rng`, which is there once a run has begun."""
 
-    _rng: np.random.Generator | None = field(default=None, init=False, repr=False)
+    rng: np.random.Generator | None = field(default=None, init=False, repr=False)
 
     def start(self, rng: np.random.Generator) -> None:
         """Draws come from `rng`."""
-        self._rng = rng
+        self.rng = rng
 
 
 @dataclass
-class RandomChoice(_Drawing):
+class RandomChoice(Drawing):
     """Uniform over the replicas that can run the request; one draw per request."""
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """Any of them."""
-        assert self._rng is not None
+        assert self.rng is not None
         if len(replicas) == 1:
             return replicas[0]
-        return replicas[int(self._rng.integers(len(replicas)))]
+        return replicas[int(self.rng.integers(len(replicas)))]
 
 
 @dataclass
@@ -76,7 +76,7 @@ class LeastTokens(Router):
 
 
 @dataclass
-class PowerOfTwo(_Drawing):
+class PowerOfTwo(Drawing):
     """Of two different replicas drawn at random the one with fewer requests outstanding.
 
     Ties go to the lower index. Source: Mitzenmacher, IEEE TPDS 2001.
@@ -84,10 +84,10 @@ class PowerOfTwo(_Drawing):
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """The better of two."""
-        assert self._rng is not None
+        assert self.rng is not None
         if len(replicas) == 1:
             return replicas[0]
-        pair = self._rng.choice(len(replicas), size=2, replace=False)
+        pair = self.rng.choice(len(replicas), size=2, replace=False)
         first, second = sorted(int(i) for i in pair)
         return min((replicas[first], replicas[second]), key=_outstanding)
 

@@ -84,19 +84,25 @@ class TokenBudget(Policy):
         elif state.waiting:
             left = self._admit(state, batch, left)
         repeat_chunk(batch, left)
-        if batch.cause == Cause.NO_BLOCKS and isinstance(state.kv, PrefixCache):
-            self._doubt(state.kv, state.waiting[0], batch)
+        if isinstance(state.kv, PrefixCache):
+            self._doubt(state.kv, state, batch)
         return batch
 
     @staticmethod
-    def _doubt(cache: PrefixCache, refused: Request, batch: ScheduledBatch) -> None:
+    def _doubt(cache: PrefixCache, state: ReplicaState, batch: ScheduledBatch) -> None:
         """Whoever did not fit may fit once it finds more, or less and so computes a smaller piece.
 
-        More is found while others compute prompts, less when blocks it would find are taken.
+        More is found while others compute what it asks for, less when blocks it would find are
+        taken.
         """
-        batch.chunk_repeat = 1
-        if cache.can_lose_match(refused):
-            batch.repeat = 1
+        if batch.cause == Cause.NO_BLOCKS:
+            batch.chunk_repeat = 1
+            if not cache.is_match_settled(state.waiting[0]):
+                batch.repeat = 1
+        if cache.rivals:
+            batch.repeat = batch.chunk_repeat = 1
+        if batch.chunk_repeat > 1 and any(map(cache.meets_growth, batch.tokens)):
+            batch.chunk_repeat = 1
 
     def _serve_lockstep(self, state: ReplicaState, batch: ScheduledBatch) -> int | None:
         """Serve all decodes at once, then prefills: the same as in turn if these stand at the tail.

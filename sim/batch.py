@@ -21,6 +21,7 @@ class Cause(IntEnum):
     BATCH_RUNNING = 4
     BATCH_FORMING = 5
     PREEMPTED = 6
+    SWAPPED_OUT = 7
 
 
 UNTIL_CHANGE: Final = 1 << 60
@@ -80,6 +81,8 @@ class ScheduledBatch:
         cause: Why the first waiting request was not admitted.
         deaf: A request that joins the waiting queue cannot change this decision while it holds.
         padding: Work beyond the real tokens, or None.
+        host_bytes: KV that this pass moves over the host link, beyond what `ReplicaState` moves by
+            itself. The step takes longer by that, and does not repeat.
     """
 
     __slots__ = (
@@ -87,6 +90,7 @@ class ScheduledBatch:
         "cause",
         "chunk_repeat",
         "deaf",
+        "host_bytes",
         "in_running_order",
         "padding",
         "repeat",
@@ -104,6 +108,7 @@ class ScheduledBatch:
         self.cause: int = Cause.NONE
         self.deaf = False
         self.padding: Padding | None = None
+        self.host_bytes = 0
 
     def refuse(self, cause: Cause, *, first_come: bool) -> None:
         """Nobody waiting is admitted (any more) in this pass.

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.metrics import Bools, Floats, Ints, ReplicaFacts, Requests, inside
+from sim.errors import ProfileError
+from sim.metrics import NS_PER_S, Bools, Floats, Ints, ReplicaFacts, Requests, inside
+from sim.step_time import StepTimeModel, StepWork
+
+MOST_EVALUATED = 10_000
+"""Requests with a hit of which the saved time is calculated, evenly over the trace; 1 s or so."""
 
 
 def looked_up(requests: Requests) -> Bools:
@@ -29,6 +34,33 @@ def hit_rate_requests(requests: Requests) -> float:
     """Share of the requests looked up of which any token was found; NaN without any."""
     found = requests["cached_tokens"][looked_up(requests)]
     return float((found > 0).mean()) if len(found) else float("nan")
+
+
+def hits_over_time(requests: Requests, ends_ns: Ints) -> Floats:
+    """Prompt tokens found cached / prompt tokens of the requests first scheduled in each interval.
+
+    Args:
+        requests: Columns of shape (n,).
+        ends_ns: Ends of the intervals, ascending, (k,); the first begins with the run.
+
+    Returns:
+        Shape (k,); NaN where nothing was looked up.
+    """
+    mask = looked_up(requests)
+    at = np.searchsorted(ends_ns, requests["first_scheduled_ns"][mask], side="left")
+    inside_of = at < len(ends_ns)
+    sums = [
+        np.bincount(at[inside_of], requests[name][mask][inside_of], len(ends_ns))
+        for name in ("cached_tokens", "prompt_tokens")
+    ]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums[0] / sums[1])
+
+
+def blocks_over_time(series: Requests, name: str) -> tuple[Ints, Ints]:
+    """A column of the series summed over all replicas: times, ns, and sums, both (k,)."""
+    time_ns, at = np.unique(series["time_ns"], return_inverse=True)
+    return time_ns, np.bincount(at, series[name], len(time_ns)).astype(np.int64)
 
 
 def has_cache(replicas: Sequence[ReplicaFacts]) -> bool:
@@ -64,3 +96,53 @@ def _share(
     of = series["replica"]
     chosen = inside(series, span_ns) & cached[of]
     return np.asarray(blocks[chosen] / total[of[chosen]])
+
+
+def saved_prefill_each_s(requests: Requests, models: Sequence[StepTimeModel]) -> Floats:
+    """Prefill seconds that its hit saved each request, shape (n,).
+
+    With p prompt tokens of which c were found, that is the time of a step that computes all p,
+    alone on the replica, less that of a step that computes the p - c others with c before them. The
+    cost of a step as such stands on both sides and drops out; whether the replica would have cut
+    the prompt into chunks, or have had something else to do in these steps, does not enter.
+
+    Args:
+        requests: All of a run.
+        models: Step times of each replica, without noise, in the order of their indices.
+
+    Returns:
+        0 without a hit. With over `MOST_EVALUATED` hits NaN for all but as many, evenly over the
+        trace. NaN for all hits where a model refuses such a step, since its tables do not reach it.
+    """
+    saved = np.zeros(len(requests["cached_tokens"]))
+    hits = np.flatnonzero(looked_up(requests) & (requests["cached_tokens"] > 0))
+    saved[hits] = np.nan
+    chosen = hits[:: -(-len(hits) // MOST_EVALUATED) or 1]
+    columns = (requests[name][chosen] for name in ("replica", "prompt_tokens", "cached_tokens"))
+    cases = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+    distinct, case = np.unique(cases, axis=0, return_inverse=True)
+    try:
+        seconds = [_saved_s(models[place], p, c) for place, p, c in distinct.tolist()]
+    except ProfileError:
+        return saved
+    saved[chosen] = np.array(seconds, dtype=np.float64)[case.reshape(-1)]
+    return saved
+
+
+def _saved_s(model: StepTimeModel, prompt: int, cached: int) -> float:
+    whole, rest = StepWork([(prompt, 0)]), StepWork([(prompt - cached, cached)])
+    return (model.step_ns(whole, 0) - model.step_ns(rest, 0)) / NS_PER_S
+
+
+def saved_prefill_s(requests: Requests) -> float:
+    """Sum of the column `saved_prefill_s`, each hit that was left out counting as the mean.
+
+    NaN where there were hits, and none was calculated.
+    """
+    saved = requests["saved_prefill_s"]
+    missing = np.isnan(saved)
+    hits = looked_up(requests) & (requests["cached_tokens"] > 0)
+    calculated = saved[hits & ~missing]
+    if not len(calculated):
+        return float("nan") if hits.any() else 0.0
+    return float(calculated.mean()) * int(hits.sum())

@@ -13,6 +13,8 @@ import numpy as np
 from simpy import Environment
 from simpy.events import Event
 
+from sim.admission import Admission, Gate
+from sim.admission import check as check_admission
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
@@ -32,6 +34,7 @@ from sim.records import (
 )
 from sim.replica import Replica, ReplicaSpec
 from sim.request import Arrival, Identity, Request
+from sim.snapshot import Snapshots, StaleView
 
 _TELL_EVERY = 256
 """Ends between two reports of progress."""
@@ -60,11 +63,26 @@ class PoolSpec:
         name: Used in outputs.
         replicas: One spec per replica.
         router: Chooses the replica of this pool for a request.
+        snapshot_ns: The router sees the state at multiples of this (`sim.snapshot`); 0: as it is.
     """
 
     name: str
     replicas: Sequence[ReplicaSpec]
     router: Router
+    snapshot_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise ConfigError(f"pool {self.name} has no replicas; give at least 1")
+        self.router.check(len(self.replicas))
+        if self.snapshot_ns < 0:
+            raise ConfigError(f"router_snapshot_s: {self.snapshot_ns} ns: expected at least 0")
+        if self.snapshot_ns and self.router.sees_contents:
+            raise ConfigError(
+                f"router_snapshot_s: router {type(self.router).__name__} looks into caches, of "
+                "which a snapshot shows nothing; try router_snapshot_s: 0, or router prefix-aware, "
+                "which keeps an index of its own"
+            )
 
 
 @dataclass(frozen=True)
@@ -105,19 +123,20 @@ class Cluster:
         decode: The decode pool, or None where replicas are colocated.
         transfer: How KV moves; given just when `decode` is.
         predictor: Guesses output lengths for queue orders, or None.
+        admission: Who is turned away at the entry, or None.
     """
 
     entry: PoolSpec
     decode: PoolSpec | None = None
     transfer: TransferSpec | None = None
     predictor: Predictor | None = None
+    admission: Admission | None = None
 
     def __post_init__(self) -> None:
+        if self.admission is not None:
+            check_admission(self.admission, self.entry.snapshot_ns)
         if (self.decode is None) != (self.transfer is None):
             raise ConfigError("a decode pool and its transfer go together: give both or neither")
-        for pool in (self.entry, self.decode):
-            if pool is not None and not pool.replicas:
-                raise ConfigError(f"pool {pool.name} has no replicas; give at least 1")
 
 
 def named_generator(seed: int, purpose: str) -> np.random.Generator:
@@ -158,11 +177,22 @@ class Transfer:
 
 
 class Pool:
-    """A pool at work: its replicas and its router."""
+    """A pool at work: its replicas and its router.
 
-    def __init__(self, spec: PoolSpec, replicas: list[Replica], rng: np.random.Generator) -> None:
+    Attributes:
+        snapshots: What the router sees instead of the replicas themselves, or None.
+    """
+
+    def __init__(
+        self,
+        spec: PoolSpec,
+        replicas: list[Replica],
+        rng: np.random.Generator,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         self.spec = spec
         self.replicas = replicas
+        self.snapshots = snapshots
         self.router = copy.deepcopy(spec.router)
         self.router.start(rng)
         # Replicas of one spec accept the same requests, so one of them speaks for all.
@@ -178,18 +208,34 @@ class Pool:
         rest = (_refusal(replica, probe) for replica in self.replicas[1:])
         return None if None in rest else first
 
-    def route(self, request: Request) -> Replica:
-        """Let the router choose among the replicas that can run the request."""
-        able = self.replicas
-        if not self.uniform:
-            able = [replica for replica in able if _refusal(replica, request) is None]
-        views: Sequence[ReplicaView] = able
-        chosen = self.router.pick(request, views)
-        if not isinstance(chosen, Replica):
-            raise ConfigError(
-                f"router {type(self.router).__name__} returned {chosen!r}, not a replica"
-            )
-        return chosen
+    @property
+    def views(self) -> Sequence[ReplicaView]:
+        """The replicas as routers see them."""
+        return self.replicas if self.snapshots is None else self.snapshots.views
+
+    def able(self, request: Request) -> Sequence[ReplicaView]:
+        """Those that can run the request."""
+        views = self.views
+        if self.uniform:
+            return views
+        able = [replica.index for replica in self.replicas if _refusal(replica, request) is None]
+        return [views[index] for index in able]
+
+    def route(self, request: Request, offered: Sequence[ReplicaView] | None = None) -> Replica:
+        """Let the router choose.
+
+        Args:
+            request: To be placed.
+            offered: Views to choose from, at least one; None: of all that can run the request.
+        """
+        chosen = self.router.pick(request, offered or self.able(request))
+        if isinstance(chosen, Replica):
+            return chosen
+        if isinstance(chosen, StaleView):
+            chosen.place(request)
+            return chosen.replica
+        name = type(self.router).__name__
+        raise ConfigError(f"router {name} returned {chosen!r}, not a replica")
 
 
 def _refusal(replica: Replica, probe: Request) -> str | None:
@@ -236,6 +282,7 @@ class LiveCluster:
         self._hand_overs: list[_Pull] = []
         self._seed = seed
         self.transfers: dict[int, Transfer] = {}
+        self._snapshots: list[Snapshots] = []
         self._switches: dict[str, Any] = {
             "fast_forward": fast_forward,
             "check": check,
@@ -248,6 +295,9 @@ class LiveCluster:
         self.decode = (
             None if spec.decode is None else self._build(spec.decode, "decode", "decode_router")
         )
+        self._gate: Gate | None = None
+        if spec.admission is not None:
+            self._gate = Gate(spec.admission, self.entry.replicas, self.entry.views)
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
@@ -269,7 +319,22 @@ class LiveCluster:
             self.replicas.append(replica)
             replicas.append(replica)
             self._pulls[replica] = deque()
-        return Pool(pool, replicas, named_generator(self._seed, purpose))
+        snapshots = None
+        if pool.snapshot_ns:
+            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self._in_motion)
+            self._snapshots.append(snapshots)
+        return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
+
+    def _in_motion(self) -> bool:
+        """Whether something goes on by itself, without an arrival, a cancellation or an event."""
+        if self.transfers or self._hand_overs:
+            return True
+        return any(replica.at_work for replica in self.replicas)
+
+    def stir(self) -> None:
+        """Something is about to change from outside: an arrival, an end, an event."""
+        for snapshots in self._snapshots:
+            snapshots.wake()
 
     # --- arrivals
 
@@ -277,6 +342,8 @@ class LiveCluster:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
         self.arrived += 1
+        if self._snapshots:
+            self.stir()
         patience_ns = arrival.cancel_after_ns
         if patience_ns is not None and patience_ns <= 0:
             self.end(life, CANCELLED, "", now_ns(self.env))
@@ -294,9 +361,16 @@ class LiveCluster:
         if reason is not None:
             self.end(life, REJECTED, reason, now_ns(self.env))
             return
+        offered = None
+        if self._gate is not None:
+            able = self.entry.able(request)
+            offered, reason = self._gate.judge(request, able, now_ns(self.env))
+            if reason:
+                self.end(life, REJECTED, reason, now_ns(self.env))
+                return
         if self.predictor is not None:
             self._predict(life, request)
-        replica = self.entry.route(request)
+        replica = self.entry.route(request, offered)
         life.replica = replica.place
         self.live[arrival.index] = life
         replica.place_request(request, life, 1 if self.decode else o)
@@ -384,6 +458,7 @@ class LiveCluster:
 
         What has it in hand goes on as planned, a step or a transfer, and frees its memory then.
         """
+        self.stir()
         request, replica = life.request, life.where
         if replica is None or request is None:  # its prefill ended at this very instant
             self._not_sent(self._hand_overs, life)
@@ -516,6 +591,7 @@ class LiveCluster:
                 step_time=replica.step_time.describe(),
                 step_time_usage=replica.step_time_usage,
                 stage_busy_ns=tuple(replica.stage_busy_ns),
+                host_bytes=0 if replica.host_link is None else replica.host_link.moved_bytes,
                 iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
                 lost_blocks=replica.kv.lost_blocks if replica.kv.has_cache else None,
             )

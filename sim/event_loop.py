@@ -115,6 +115,7 @@ def simulate(
 
 
 def _change(live: LiveCluster, change: Callable[[LiveCluster], None], _: Event) -> None:
+    live.stir()
     change(live)
 
 

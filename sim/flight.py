@@ -28,7 +28,7 @@ class Flight:
         decodes: Real decodes in each iteration.
         group: The decoding requests that take part if it ticks.
         applied: Iterations whose effect has been applied.
-        begun: Whether the iteration after these has its blocks.
+        begun: The first iteration not applied has started, and its blocks are taken.
         ahead_blocks: Blocks that were taken, when last synced, for the chunk then in progress.
         given_up: Requests in it whose clients gave up meanwhile: they leave when it ends.
         notes: What the log of decisions needs; None if there is none.
@@ -112,18 +112,25 @@ class Flight:
             blocks += max(0, kv.blocks_for(stored) - request.held_blocks)
         return blocks
 
-    def advance_chunks(self, iterations: int, kv: BlockPool, *, more: bool) -> None:
-        """Apply chunks that are over; take the blocks of the one in progress if there is one."""
+    def advance_chunks(self, iterations: int, kv: BlockPool, *, had: bool, more: bool) -> None:
+        """Apply chunks that are over; take the blocks of the one in progress if there is one.
+
+        Args:
+            iterations: How many are over.
+            kv: The memory that they are in.
+            had: Whether the first of them, or the one in progress, has its blocks already.
+            more: Whether one is in progress after them.
+        """
         for request, tokens in self.chunks:
             request.computed_then += tokens * iterations
             if iterations:
                 kv.allocate(request, request.computed_then)
-                self.ahead_blocks = 0
-            if more:
+            if iterations or more > had:
                 before = request.held_blocks
-                kv.allocate(request, request.computed_then + tokens)
-                self.ahead_blocks += request.held_blocks - before
-            elif not iterations:  # cut where it was last synced: that chunk never starts
+                if more:
+                    kv.allocate(request, request.computed_then + tokens)
+                self.ahead_blocks = request.held_blocks - before
+            elif had > more:  # cut where it was last synced: that chunk never starts
                 kv.give_back(request, self.ahead_blocks)
                 self.ahead_blocks = 0
 

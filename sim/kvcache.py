@@ -43,7 +43,7 @@ class KVCache(Protocol):
         ...
 
     def peek(self, request: Request) -> int:
-        """What `match` would find, for routers: looking changes nothing, not even use times."""
+        """What `match` would find, for a router: changes nothing at all."""
         ...
 
     def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
@@ -110,7 +110,7 @@ class BlockPool:
         return 0
 
     def peek(self, request: Request) -> int:
-        """Nothing is shared, so nothing would be found."""
+        """Nothing is shared, so nothing is found."""
         return 0
 
     def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:

@@ -203,6 +203,42 @@ METRICS: dict[str, Metric] = {
             "higher",
         ),
         Metric(
+            "saved_prefill",
+            "Saved prefill",
+            "s",
+            "Time on a replica that prefix hits saved: of each request the time of a step that "
+            "computes its whole prompt alone, less that of a step that computes only what was not "
+            "found, after the rest. Summed; with over 10,000 hits of every k-th, scaled up. Absent "
+            "without a cache.",
+            "higher",
+        ),
+        Metric(
+            "jain_served_tokens",
+            "Fairness of service",
+            "",
+            "Jain's index over tenants of the tokens served to each, prompts answered and tokens "
+            "emitted: (sum x)^2 / (n sum x^2), 1 if all have the same, 1 / n if one has all. "
+            "Absent with less than two tenants.",
+            "higher",
+        ),
+        Metric(
+            "jain_normalised_latency",
+            "Fairness of latency",
+            "",
+            "Jain's index over tenants of the mean normalised latency of each, of tenants with "
+            "finished requests. Absent with less than two tenants.",
+            "higher",
+        ),
+        Metric(
+            "session_e2e",
+            "Session E2E",
+            "s",
+            "First arrival to last token of a session, delays between its turns included, of "
+            "sessions whose turns all arrived in the window and finished. Absent without sessions.",
+            spread=True,
+            of_requests=False,
+        ),
+        Metric(
             "batch_size",
             "Batch size",
             "requests",
@@ -257,6 +293,30 @@ METRICS: dict[str, Metric] = {
             "Share of the time between the first arrival and the last end in which a replica "
             "has a step in flight.",
             "neither",
+            of_requests=False,
+        ),
+        Metric(
+            "imbalance_served_tokens",
+            "Load imbalance",
+            "",
+            "Largest / mean over the replicas of a pool of the tokens served: prompts answered "
+            "where they were prefilled, computed or found cached, and tokens where they were "
+            "emitted; 1 is even. Of several pools the worst. Absent where none has two replicas.",
+            of_requests=False,
+        ),
+        Metric(
+            "imbalance_served_tokens_cv",
+            "CV of load",
+            "",
+            "Standard deviation / mean of the same. Absent where no pool has two replicas.",
+            of_requests=False,
+        ),
+        Metric(
+            "imbalance_utilisation",
+            "Imbalance of utilisation",
+            "",
+            "Largest / mean utilisation over the replicas of a pool. Of several pools the worst. "
+            "Absent where none has two replicas.",
             of_requests=False,
         ),
         Metric(

@@ -13,8 +13,9 @@ stage where it is by then. Several batches under way are stepped through.
 from __future__ import annotations
 
 import copy
+import itertools
 from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +27,7 @@ from sim.clock import Doorbell, Instant, now_ns
 from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError
 from sim.flight import DecisionNotes, Flight
+from sim.host import HostMemory
 from sim.policy import Riders
 from sim.records import Recorder
 from sim.replica import FIRST_RUN, Replica, ReplicaSpec, Surroundings
@@ -101,6 +103,14 @@ class PipelineReplica(Replica):
         if not self.step_time.counting:
             self._notes_to = None
 
+    def _host_memory(self) -> HostMemory | None:
+        if self.policy.host_memory_blocks:
+            raise ConfigError(
+                "preemption: swap: not modelled on a pipeline; try pipeline_parallel: 1, or "
+                "preemption: recompute"
+            )
+        return None
+
     # --- what routers see, and what reaches the replica
 
     @property
@@ -108,6 +118,11 @@ class PipelineReplica(Replica):
         """Prompt and emitted tokens of all requests outstanding here, as of now."""
         self.sync()
         return self._known_tokens + sum(group.context_tokens for group in self._groups())
+
+    def _begun(self) -> Iterable[Request]:
+        rides = [ride for ride in (*self._stages, self._run_ahead) if ride is not None]
+        away = (request for ride in rides for request in ride.riders.prefilling)
+        return itertools.chain(self.state.prefilling, away)
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""

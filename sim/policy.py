@@ -7,7 +7,7 @@ A policy decides; it does not wait, keep time, draw random numbers or record met
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.batch import ScheduledBatch
 from sim.decode_group import DecodeGroup
+from sim.host import HostMemory
 from sim.kvcache import BlockPool
 from sim.queue import QueueOrder, WaitingQueue
 from sim.request import Request
@@ -41,6 +42,7 @@ class ReplicaState:
             87). Who preempts admits nobody in a pass that has `preempted` or `held_back` anyone.
         max_model_len: Longest prompt + max_tokens, or None.
         watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
+        host: Host memory for victims; None where they are recomputed.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ReplicaState:
         role: str = "both",
         max_model_len: int | None = None,
         watermark_blocks: int = 0,
+        host: HostMemory | None = None,
         on_preempt: Callable[[Request, int, int, int | None], None] | None = None,
         on_join: Callable[[Request], None] | None = None,
         on_leave: Callable[[Request], None] | None = None,
@@ -60,6 +63,7 @@ class ReplicaState:
         self.role = role
         self.max_model_len = max_model_len
         self.watermark_blocks = watermark_blocks
+        self.host = host
         self.waiting = WaitingQueue(order)
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
@@ -81,6 +85,11 @@ class ReplicaState:
     def num_running(self) -> int:
         """Requests that have a seat, those in a batch under way included."""
         return len(self.running) + self.away
+
+    @property
+    def swapped(self) -> Mapping[Request, int]:
+        """Requests swapped out and their blocks, in order of being swapped out."""
+        return {} if self.host is None else self.host.swapped
 
     @property
     def num_decoding(self) -> int:
@@ -155,11 +164,15 @@ class ReplicaState:
         self.prefilling = _merged(self.prefilling, riders.prefilling)
 
     def preempt(self, request: Request, *, to_end: bool = False) -> None:
-        """By recompute: KV freed, the request waits again and later prefills all it knows.
+        """Its KV is freed, and it waits.
+
+        By recompute: at the front of the queue, and later it prefills all it knows. With host
+        memory its KV moves there and it goes on from there (`return_swapped`), unless that is full
+        or the request could never return (rule 20).
 
         Args:
             request: Running.
-            to_end: It waits behind all others, not before them.
+            to_end: To be recomputed it waits behind all others, not at the front.
         """
         first_tick = request.since
         ticks = None if request.group is None else request.group.leave(request)
@@ -167,14 +180,17 @@ class ReplicaState:
         self.running.pop(request)
         self.prefilling.pop(request, None)
         self.paused.pop(request, None)
-        self.kv.release(request, again=True)
-        request.computed_then = request.target_tokens = 0
         request.seat = -1
         request.preemptions += 1
-        if to_end:
-            self.waiting.join(request)
+        if self._swap_out(request):
+            lost = 0
         else:
-            self.waiting.put_back(request)
+            self.kv.release(request, again=True)
+            request.computed_then = request.target_tokens = 0
+            if to_end:
+                self.waiting.join(request)
+            else:
+                self.waiting.put_back(request)
         self.preempted.append(request)
         if self._on_preempt is not None:
             self._on_preempt(request, lost, first_tick, ticks)
@@ -186,6 +202,40 @@ class ReplicaState:
             request.seat = self._seats
         self.running = dict.fromkeys(running)
         self.prefilling = dict.fromkeys(r for r in running if r in self.prefilling)
+
+    def _swap_out(self, request: Request) -> bool:
+        """Move the KV of a victim to the host; False if it cannot stay there."""
+        host, blocks = self.host, request.held_blocks
+        if host is None or blocks + 1 > self.kv.total_blocks - self.watermark_blocks:
+            return False
+        if not host.take(request, blocks):
+            return False
+        self.kv.release(request)
+        return True
+
+    def return_swapped(self, batch: ScheduledBatch, seats: int) -> None:
+        """Let swapped requests, in order, join the tail of running and decode in this very batch.
+
+        Each needs a seat, and its old blocks and one more free above the watermark; the first that
+        does not fit ends it. The decodes of the batch must have their blocks.
+        """
+        if self.host is None:
+            return
+        swapped, kv = self.host.swapped, self.kv
+        while swapped and self.num_running < seats:
+            request, blocks = next(iter(swapped.items()))
+            if kv.free_blocks - (blocks + 1) < self.watermark_blocks:
+                return
+            kv.allocate(request, max(blocks * kv.block_tokens, request.computed_then + 1))
+            self.host.give_back(request)
+            self.admitted.append(request)
+            self._seat(request)
+            if request.prefilling:
+                self.prefilling[request] = None
+            else:
+                self.join_group(request)
+                self.group.taken = batch.all_decodes = True
+            batch.repeat = 1
 
     def make_room(
         self, request: Request, later: deque[Request], *, spare_blocks: int = 0, tokens: int = 1
@@ -340,6 +390,11 @@ class Policy:
         """Decide the next iteration. An unchanged state must give the same decision again."""
         raise NotImplementedError(f"{type(self).__name__} must say what runs next: schedule(state)")
 
+    @property
+    def host_memory_blocks(self) -> int:
+        """Blocks of host memory to which victims are swapped out; 0 if they are recomputed."""
+        return 0
+
     def watermark_blocks(self, total_blocks: int) -> int:
         """Blocks kept free at admission (rule 11)."""
         return 0
@@ -373,31 +428,101 @@ class Policy:
 
 
 class ReplicaView(Protocol):
-    """What a router sees of a replica, as of `as_of_ns`.
+    """What a router sees of a replica, as of `as_of_ns`; numbers are worked out when asked for.
 
-    Attributes:
-        index: Position in its pool.
-        outstanding: Requests routed there and not ended or handed over.
-        as_of_ns: The instant that the numbers belong to.
+    By default that is the exact state after phases (1) and (2) of the present instant and its
+    earlier arrivals (rule 27). With a snapshot interval it is what `sim.snapshot` says, except for
+    `index`, `outstanding` and `serves`, which the router knows by itself.
     """
 
-    index: int
-    outstanding: int
+    @property
+    def index(self) -> int:
+        """Position in its pool."""
+        ...
 
     @property
-    def as_of_ns(self) -> int: ...
+    def outstanding(self) -> int:
+        """Requests routed there and not ended or handed over: always as of now."""
+        ...
+
+    def serves(self, request: Request) -> bool:
+        """Whether a request that was routed there is outstanding there: always as of now."""
+        ...
+
+    @property
+    def as_of_ns(self) -> int:
+        """The instant that the other numbers belong to."""
+        ...
 
     @property
     def outstanding_tokens(self) -> int:
         """Sum of prompt and emitted tokens of the outstanding requests."""
         ...
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue there, preempted ones included."""
+        ...
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """Tokens still to be prefilled there: of those that wait, and the rest of begun prompts.
+
+        A request that waits counts with the tokens it knows, less the `expected_cached_tokens` that
+        its router set; one that is being prefilled with what steps that are over left of it.
+        """
+        ...
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens known of the requests in the queue: what they will hold when prefilled."""
+        ...
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block."""
+        ...
+
+    @property
+    def total_blocks(self) -> int:
+        """Size of its KV pool."""
+        ...
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that requests hold, or that are kept for a transfer; cached ones are free."""
+        ...
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of the request that would be found cached there now; looking changes nothing.
+
+        Raises:
+            ConfigError: The state is a snapshot, which has no contents (`sim.snapshot`).
+        """
+        ...
+
 
 class Router:
     """Which replica of a pool gets a request.
 
-    `pick` is called only with replicas that can run the request, at least one, in index order.
+    Subclass it as a dataclass, whose fields are its options, and write `pick`. It is called only
+    with replicas that can run the request, at least one, in index order, and returns one of those
+    very objects. Of the request a router sees what a policy sees, never the true output length, and
+    its `identity`: session, turn, class, tenant and what its tokens are. Each pool of a run works
+    on a copy, so that a router may keep counts and tables. What is drawn comes from the generator
+    given to `start`, and nothing should be drawn where only one replica qualifies (rule 88).
+
+    An option that is itself a router has the type `Router` and the metadata ``{"plugin":
+    "router"}``; in a config it is a name, or a name with options.
+
+    Class attributes:
+        sees_contents: It asks for `ReplicaView.cached_tokens`, so it needs the exact state.
     """
+
+    sees_contents: ClassVar[bool] = False
+
+    def check(self, replicas: int) -> None:
+        """Raise `ConfigError` if these options cannot work on a pool of that many replicas."""
 
     def start(self, rng: np.random.Generator) -> None:
         """Begin a run: forget what an earlier one left; draw from `rng` only."""

@@ -1,86 +1,41 @@
 """Paged KV memory with vLLM V1's prefix cache: full blocks are kept after use and found again.
 
-The identity of a block is that of all tokens from the start of the request up to its end (rule 40):
-blocks with content hang in a tree, each below the block before it, by what their own tokens are.
-
 All free blocks, with content or without, stand in one queue. A block is taken from its front and
 loses its content then; it enters at the back when its last user frees it, a request's blocks last
 one first; a hit takes it out (rules 41 and 42).
 
 Which block a request gets makes no difference before it is freed. So blocks are taken as a count
 (`free_blocks`), as in `BlockPool`, and leave the queue only when its order matters next: a
-fast-forwarded run costs nothing per iteration. Blocks that nobody can ask for again (generated
-tokens and prompts without ids, once their request has ended) stand in the queue as one entry.
-Blocks of prompts with ids cost a few dictionary operations each, when they are computed, found,
-freed and lost.
+fast-forwarded run costs nothing per iteration. Blocks with content are kept as extents
+(`sim.extents`): an operation costs what a request adds and what a loss cuts, not its length. Blocks
+that nobody can ask for again (generated tokens and prompts without content that is told, once
+their request has ended) stand in the queue as one entry.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from sim.content import token_runs
+from sim.decode_group import DecodeGroup
+from sim.extents import Entry, Extent, Holding, Key, Nameless, Node, block_runs
 from sim.kvcache import CachingPool
 from sim.request import Request
 
-
-class _Node:
-    """A content, found from the root by what the blocks up to it hold.
-
-    Attributes:
-        parent: Content of the block before; None for the root.
-        key: What this block's own tokens are.
-        children: Contents that continue this one.
-        copies: Blocks that hold it, the one registered first at the front.
-    """
-
-    __slots__ = ("children", "copies", "key", "parent")
-
-    def __init__(self, parent: _Node | None, key: Hashable) -> None:
-        self.parent = parent
-        self.key = key
-        self.children: dict[Hashable, _Node] = {}
-        self.copies: list[_Block] = []
-
-
-class _Block:
-    """A block with content that can be found.
-
-    Attributes:
-        node: Its content.
-        users: Requests that hold it.
-    """
-
-    __slots__ = ("node", "users")
-
-    def __init__(self, node: _Node) -> None:
-        self.node = node
-        self.users = 1
-
-
-class _Run:
-    """Neighbours in the queue that nobody can ask for.
-
-    Attributes:
-        blocks: How many are left.
-        content: Whether they hold anything.
-    """
-
-    __slots__ = ("blocks", "content")
-
-    def __init__(self, blocks: int, *, content: bool) -> None:
-        self.blocks = blocks
-        self.content = content
+Path = list[tuple[Extent, int]]
+"""Extents, and how many of their blocks, from the start on; all but the last one whole."""
 
 
 class PrefixCache(CachingPool):
     """Memory of a replica whose full blocks stay findable until their place is taken.
 
     Source: vLLM 0.8 to 0.19, ``vllm/v1/core/kv_cache_manager.py`` and ``block_pool.py``. A block
-    can be found from when its last token is scheduled (rule 44). Only requests that hold nothing
-    are matched, so one that runs never changes blocks.
+    can be found from when its last token is scheduled (rule 44), a generated one too. Only requests
+    that hold nothing are matched, so one that runs never changes blocks.
+
+    Blocks that decodes fill are registered when somebody comes by who could find them. That is as
+    exact as registering them at once, unless two requests generate the same tokens (`rivals`).
 
     Args:
         total_blocks: Size of the pool.
@@ -90,17 +45,23 @@ class PrefixCache(CachingPool):
     Attributes:
         shared_blocks: Holdings of blocks beyond the first of each: what the sum over requests of
             blocks held exceeds the blocks in use by.
+        rivals: Requests running here of which another one, when it was admitted, was said to
+            generate the very tokens of theirs. While there are any, each decode is registered at
+            once, in the order of running, and every iteration has its pass.
     """
 
     __slots__ = (
         "_blank",
         "_held",
+        "_in_order",
         "_lost",
         "_match",
+        "_origins",
         "_queue",
         "_queued",
         "_root",
-        "_unused",
+        "_with_content",
+        "rivals",
         "shared_blocks",
         "uncached_first",
     )
@@ -112,23 +73,24 @@ class PrefixCache(CachingPool):
     ) -> None:
         super().__init__(total_blocks, block_tokens)
         self.uncached_first = uncached_first
-        self.shared_blocks = 0
-        self._lost = 0
-        self._root = _Node(None, None)
+        self.shared_blocks = self.rivals = self._lost = 0
+        self._root = Node(None, 0, 0)
         # In the queue: blocks without content at the front, then entries. Blocks taken since the
         # queue was last brought up to date are in it still: more than `free_blocks`.
         self._blank = total_blocks
-        self._queue: OrderedDict[_Block | _Run, None] = OrderedDict()
+        self._queue = Entry()  # a ring: what comes after it is the front
         self._queued = total_blocks
-        self._unused = 0  # blocks with content among them
-        self._held: dict[Request, list[_Block]] = {}  # those with content, from the start on
-        self._match: tuple[Request, list[_Block]] | None = None
+        self._with_content = 0
+        self._held: dict[Request, Holding] = {}
+        self._origins: Counter[int] = Counter()
+        self._in_order = False
+        self._match: tuple[Request, Path] | None = None
 
     @property
     def cached_blocks(self) -> int:
         """Blocks with content that nobody uses."""
         self.settle()
-        return self._unused
+        return self._with_content
 
     @property
     def lost_blocks(self) -> int:
@@ -140,48 +102,55 @@ class PrefixCache(CachingPool):
 
     def match(self, request: Request) -> int:
         """Tokens of a waiting request found in full blocks, at most known - 1 (rules 41, 44)."""
-        return len(self._find(request)) * self.block_tokens
+        path = self._find(request)
+        self._match = (request, path)
+        return sum(blocks for _, blocks in path) * self.block_tokens
 
-    def can_lose_match(self, request: Request) -> bool:
-        """Whether blocks taken by others may shorten what `match` finds for a waiting request."""
-        return any(not block.users for block in self._find(request))
+    def peek(self, request: Request) -> int:
+        """See `KVCache.peek`."""
+        return sum(blocks for _, blocks in self._find(request)) * self.block_tokens
 
-    def _find(self, request: Request) -> list[_Block]:
-        if self._match is not None and self._match[0] is request:
-            return self._match[1]
+    def is_match_settled(self, request: Request) -> bool:
+        """Whether decodes alone can neither shorten nor lengthen what `match` finds for it."""
+        path = self._find(request)
+        if not all(extent.users for extent, _ in path):
+            return False
+        node = path[-1][0].node if path else self._root
+        found = sum(blocks for _, blocks in path)
+        if not node.growing or (path and path[-1][1] < node.blocks) or found == self._cap(request):
+            return True
+        key = self._key_of(request, found)
+        return all(self._key_of(holding.request, found) != key for holding in node.growing)
+
+    def _key_of(self, request: Request, block: int) -> Key:
+        return next(block_runs(request, block, block + 1, self.block_tokens))[0]
+
+    def _find(self, request: Request) -> Path:
         self.settle()
-        found: list[_Block] = []
-        children = self._root.children
-        for key in self._keys(request, 0, (request.known_tokens - 1) // self.block_tokens):
-            node = children.get(key)
-            if node is None or not node.copies:
-                break
-            found.append(node.copies[0])
-            children = node.children
-        self._match = (request, found)
-        return found
+        path: Path = []
+        node = self._root
+        self._catch_up(node)
+        for key, blocks in block_runs(request, 0, self._cap(request), self.block_tokens):
+            while blocks:
+                child = node.children.get(key)
+                if child is None or not child.copies:
+                    return path
+                self._catch_up(child)
+                node, found = child, min(blocks, child.blocks)
+                path.append((node.copies[0], found))
+                if found < node.blocks:
+                    return path
+                blocks -= found
+                key = self._key_after(key, found) if blocks else key
+        return path
 
-    def _keys(self, request: Request, first: int, last: int) -> list[Hashable]:
-        """What the tokens of the request's blocks `first` to `last` (exclusive) are (rule 40)."""
-        block = self.block_tokens
-        content, end = request.identity.content, last * block
-        keys: list[Hashable] = []
-        parts: tuple[int, ...] = ()
-        room = block
-        for begin, tokens in token_runs(request.index, content, first * block, end):
-            while tokens:
-                now = min(tokens, room)
-                parts += (begin, now)
-                begin, tokens, room = begin + now, tokens - now, room - now
-                if not room:
-                    keys.append(parts if len(parts) > 2 else parts[0])
-                    parts, room = (), block
-        return keys
+    def _cap(self, request: Request) -> int:
+        """Most blocks that may be found of it: at least one known token is computed."""
+        return (request.known_tokens - 1) // self.block_tokens
 
-    def _named_blocks(self, request: Request) -> int:
-        """Leading blocks of the request in which some later request may find its tokens."""
-        content = request.identity.content
-        return 0 if content is None else content.tokens // self.block_tokens
+    def _key_after(self, key: Key, blocks: int) -> int:
+        assert isinstance(key, int)
+        return key + blocks * self.block_tokens
 
     # --- taking
 
@@ -195,44 +164,136 @@ class PrefixCache(CachingPool):
             return False
         if not super().allocate(request, tokens, keep_free=keep_free):
             return False
-        full = min(tokens // self.block_tokens, self._named_blocks(request))
-        if full > len(self._held[request]):
-            self._register(request, full)
+        holding = self._held[request]
+        full = min(tokens // self.block_tokens, holding.named)
+        if full > holding.blocks:
+            self._register(holding, full)
         return True
 
     def _admit(self, request: Request, tokens: int, keep_free: int) -> bool:
         """Take the blocks found, if the rest of what `tokens` need can be had as well."""
-        found = self._find(request)
-        unused = [block for block in found if not block.users]
-        need = self.blocks_for(tokens) - len(found) + len(unused)
+        match, self._match = self._match, None
+        path = match[1] if match is not None and match[0] is request else self._find(request)
+        found = sum(blocks for _, blocks in path)
+        unused = sum(blocks for extent, blocks in path if not extent.users)
+        need = self.blocks_for(tokens) - found + unused
         if self.free_blocks - need < keep_free:
             return False
-        for block in unused:
-            del self._queue[block]
-        for block in found:
-            block.users += 1
-        self._queued -= len(unused)
-        self._unused -= len(unused)
-        self.free_blocks -= len(unused)
-        self.shared_blocks += len(found) - len(unused)
-        request.held_blocks = len(found)
-        self._held[request] = list(found)
-        self._match = None
+        self._queued -= unused
+        self._with_content -= unused
+        self.free_blocks -= unused
+        self.shared_blocks += found - unused
+        holding = self._held[request] = Holding(request, self._named_blocks(request))
+        for extent, blocks in path:
+            if blocks < extent.node.blocks:
+                extent.node.split(blocks, self.block_tokens)
+            if not extent.users:
+                extent.leave()
+            extent.users += 1
+            holding.add(extent, blocks)
+        request.held_blocks = found
+        self._count_origins(holding, 1)
+        self._wait_to_grow(holding)
         return True
 
-    def _register(self, request: Request, full: int) -> None:
-        """The first `full` blocks of the request can be found from now on."""
-        held = self._held[request]
-        node = held[-1].node if held else self._root
-        for key in self._keys(request, len(held), full):
-            child = node.children.get(key)
-            if child is None:
-                child = node.children[key] = _Node(node, key)
-            node = child
-            block = _Block(node)
-            node.copies.append(block)
-            held.append(block)
+    def _named_blocks(self, request: Request) -> int:
+        """Leading blocks of the request in which some other request may find its tokens."""
+        content = request.identity.content
+        return 0 if content is None else content.tokens // self.block_tokens
+
+    def _register(self, holding: Holding, full: int) -> None:
+        """The first `full` blocks of the holding can be found from now on."""
         self._match = None
+        node = holding.last().node if holding.pieces else self._root
+        if holding in node.growing:
+            node.growing.remove(holding)
+        self._catch_up(node)
+        for key, blocks in block_runs(holding.request, holding.blocks, full, self.block_tokens):
+            while blocks:
+                child = node.children.get(key)
+                if child is None:
+                    node = self._append_content(holding, node, key, blocks)
+                    break
+                self._catch_up(child)
+                more = min(blocks, child.blocks)
+                node = child.split(more, self.block_tokens) if more < child.blocks else child
+                extent = Extent(node)
+                node.copies.append(extent)
+                holding.add(extent, more)
+                blocks -= more
+                key = self._key_after(key, more) if blocks else key
+        self._wait_to_grow(holding)
+
+    def _append_content(self, holding: Holding, node: Node, key: Key, blocks: int) -> Node:
+        """Register blocks with new content behind those that the holding has."""
+        if holding.pieces and not node.children and not node.growing and len(node.copies) == 1:
+            extent = node.copies[0]
+            goes_on = isinstance(node.key, int) and key == self._key_after(node.key, node.blocks)
+            if extent.users == 1 and goes_on:
+                extent.rest = None
+                node.blocks += blocks
+                holding.grow(blocks)
+                return node
+        child = node.children[key] = Node(node, key, blocks)
+        child.copies.append(Extent(child))
+        holding.add(child.copies[0], blocks)
+        return child
+
+    # --- decodes, which fill blocks without a call
+
+    def _wait_to_grow(self, holding: Holding) -> None:
+        """Who has more content than is registered is found at the end of that."""
+        if holding.blocks < holding.named:
+            node = holding.last().node if holding.pieces else self._root
+            node.growing.append(holding)
+
+    def _catch_up(self, node: Node) -> None:
+        """Register what those who grow from here have scheduled since."""
+        if node.growing and not self._in_order:
+            for holding in tuple(node.growing):
+                self._register_scheduled(holding)
+
+    def _register_scheduled(self, holding: Holding) -> None:
+        request, group = holding.request, holding.request.group
+        scheduled = request.computed_tokens + (group is not None and group.taken)
+        full = min(scheduled // self.block_tokens, holding.named)
+        if full > holding.blocks:
+            self._register(holding, full)
+
+    def decode_all(self, group: DecodeGroup, spare_blocks: int = 0) -> bool:
+        """See `KVCache.decode_all`."""
+        if not super().decode_all(group, spare_blocks):
+            return False
+        if self.rivals:
+            self._register_in_order(group)
+        return True
+
+    def _register_in_order(self, group: DecodeGroup) -> None:
+        """Register what the next tick fills of each member, in order of running."""
+        members = [holding for holding in self._held.values() if holding.request.group is group]
+        self._in_order = True
+        for holding in sorted(members, key=_seat):
+            self._register_scheduled(holding)
+        self._in_order = False
+
+    def meets_growth(self, request: Request) -> bool:
+        """Whether a running request may compute what another one is generating."""
+        origins, computed = self._origins, request.computed_tokens
+        own = _origins(request, request.prompt_tokens)
+        return any(origins[x] > (x in own) for x in _origins(request, computed) if x in origins)
+
+    def _count_origins(self, holding: Holding, sign: int) -> None:
+        """Note that a request generates its tokens, or does no longer."""
+        alone = not self.rivals
+        for origin in _origins(holding.request, holding.request.prompt_tokens):
+            before = self._origins[origin]
+            self._origins[origin] = before + sign
+            self.rivals += max(0, before + sign - 1) - max(0, before - 1)
+            if not self._origins[origin]:
+                del self._origins[origin]
+        if alone and self.rivals:
+            for other in tuple(self._held.values()):
+                self._register_scheduled(other)
 
     # --- giving back
 
@@ -241,55 +302,89 @@ class PrefixCache(CachingPool):
         self.settle()
         self._match = None
         count, before = request.held_blocks, self._queued
-        held = self._held.pop(request, [])
+        holding = self._held.pop(request, None) or Holding(request, 0)
+        self._count_origins(holding, -1)
         full = min(request.computed_then // self.block_tokens, count)
-        for block in held[full:]:  # scheduled in this pass, and taken back
-            self._forget(block)
-        del held[full:]
-        self._free_blank(count - full)
-        told = full if again else min(full, self._named_blocks(request))
-        if len(held) < told:
-            self._held[request] = held
-            self._register(request, told)
-            del self._held[request]
-        if len(held) < full:
-            self._append(_Run(full - len(held), content=True), full - len(held))
-        for block in reversed(held):
-            block.users -= 1
-            if block.users:
-                self.shared_blocks -= 1
-            else:
-                self._append(block, 1)
+        self._trim(holding, full)
+        self._free_nameless(count - full, content=False)
+        told = full if again else min(full, holding.named)
+        holding.named = told
+        if holding.blocks < told:
+            self._register(holding, told)
+        else:
+            self._stop_growing(holding)
+        self._free_nameless(full - holding.blocks, content=True)
+        self._free(holding)
         self.free_blocks += self._queued - before
         request.held_blocks = 0
         return count
 
-    def _free_blank(self, blocks: int) -> None:
-        """Blocks without content are free."""
+    def _stop_growing(self, holding: Holding) -> None:
+        node = holding.last().node if holding.pieces else self._root
+        if holding in node.growing:
+            node.growing.remove(holding)
+
+    def _free_nameless(self, blocks: int, *, content: bool) -> None:
+        """Blocks that nobody can ask for are free."""
         if not blocks:
             return
-        if self.uncached_first:
-            self._blank += blocks
-            self._queued += blocks
-        else:
-            self._append(_Run(blocks, content=False), blocks)
-
-    def _append(self, entry: _Block | _Run, blocks: int) -> None:
-        self._queue[entry] = None
         self._queued += blocks
-        if isinstance(entry, _Block) or entry.content:
-            self._unused += blocks
+        if content:
+            self._with_content += blocks
+        elif self.uncached_first:
+            self._blank += blocks
+            return
+        last = self._queue.before
+        if isinstance(last, Nameless) and last.content == content:
+            last.blocks += blocks
+        else:
+            Nameless(blocks, content=content).enter(self._queue)
+
+    def _free(self, holding: Holding) -> None:
+        """Its extents have a user less; those without any enter the queue, the last one first."""
+        child: Extent | None = None
+        for extent in reversed(holding.extents()):
+            blocks = extent.node.blocks
+            extent.users -= 1
+            if extent.users:
+                self.shared_blocks -= blocks
+                child = None
+                continue
+            extent.rest = None
+            self._queued += blocks
+            self._with_content += blocks
+            if child is None or not extent.node.swallow(child.node, self.block_tokens):
+                extent.enter(self._queue)
+                child = extent
 
     def give_back(self, request: Request, blocks: int) -> None:
         """See `BlockPool.give_back`."""
         super().give_back(request, blocks)
-        held = self._held[request]
-        full = request.computed_then // self.block_tokens
-        if len(held) > full:
-            for block in held[full:]:
-                self._forget(block)
-            del held[full:]
-            self._match = None
+        holding = self._held[request]
+        self._trim(holding, request.computed_then // self.block_tokens)
+
+    def _trim(self, holding: Holding, full: int) -> None:
+        """Blocks beyond the first `full` were scheduled in this pass, and are taken back."""
+        if holding.blocks <= full:
+            return
+        self._match = None
+        self._stop_growing(holding)
+        extents = holding.extents()
+        over = holding.blocks - full
+        while over:
+            extent = extents[-1]
+            node, blocks = extent.node, extent.node.blocks
+            if blocks > over:
+                node.split(blocks - over, self.block_tokens)
+                assert extent.rest is not None
+                extents.append(extent.rest)
+                continue
+            assert extent.users == 1
+            over -= blocks
+            node.copies.remove(extents.pop())
+            node.prune()
+        holding.hold(extents)
+        self._wait_to_grow(holding)
 
     # --- losing
 
@@ -306,24 +401,37 @@ class PrefixCache(CachingPool):
             return
         self._match = None
         while gone:
-            entry = next(iter(self._queue))
-            if isinstance(entry, _Block):
-                del self._queue[entry]
-                self._forget(entry)
-                self._lose(1)
-                gone -= 1
-                continue
-            blocks = min(gone, entry.blocks)
-            entry.blocks -= blocks
-            gone -= blocks
-            if entry.content:
-                self._lose(blocks)
-            if not entry.blocks:
-                del self._queue[entry]
+            entry = self._queue.after
+            if isinstance(entry, Extent):
+                lost = self._lose(entry, gone)
+                content = True
+            else:
+                assert isinstance(entry, Nameless)
+                lost, content = min(gone, entry.blocks), entry.content
+                entry.blocks -= lost
+                if not entry.blocks:
+                    entry.leave()
+            gone -= lost
+            if content:
+                self._lost += lost
+                self._with_content -= lost
 
-    def _lose(self, blocks: int) -> None:
-        self._lost += blocks
-        self._unused -= blocks
+    def _lose(self, extent: Extent, most: int) -> int:
+        """The last blocks of a free extent lose their content, at most so many; how many did."""
+        node = extent.node
+        lost = min(most, node.blocks)
+        if lost < node.blocks:
+            if len(node.copies) == 1 and not node.children:
+                node.blocks -= lost
+                return lost
+            node.split(node.blocks - lost, self.block_tokens)
+            tail = extent.before  # cut off, and nearer to the front
+            assert isinstance(tail, Extent)
+            extent, node = tail, tail.node
+        extent.leave()
+        node.copies.remove(extent)
+        node.prune()
+        return lost
 
     def losses(self, takes: Sequence[int]) -> list[int]:
         """Blocks that would lose their content if so many were taken, one after the other.
@@ -332,17 +440,14 @@ class PrefixCache(CachingPool):
             takes: Blocks taken, one number for each iteration to come.
         """
         self.settle()
-        entries = iter(self._queue)
+        queue = self._contents()
         left, content = self._blank, False
         lost = []
         for take in takes:
             gone = 0
             while take:
                 if not left:
-                    entry = next(entries)
-                    left, content = 1, True
-                    if isinstance(entry, _Run):
-                        left, content = entry.blocks, entry.content
+                    left, content = next(queue)
                 now = min(take, left)
                 take -= now
                 left -= now
@@ -350,25 +455,78 @@ class PrefixCache(CachingPool):
             lost.append(gone)
         return lost
 
-    def _forget(self, block: _Block) -> None:
-        """The block holds nothing any more; contents nobody has or leads through go."""
-        node = block.node
-        block.node.copies.remove(block)
-        while node.parent is not None and not (node.copies or node.children):
-            del node.parent.children[node.key]
-            node = node.parent
+    def _contents(self) -> Iterator[tuple[int, bool]]:
+        """(blocks, whether they have content) of the entries of the queue."""
+        entry = self._queue.after
+        while entry is not self._queue:
+            if isinstance(entry, Extent):
+                yield entry.node.blocks, True
+            elif isinstance(entry, Nameless):
+                yield entry.blocks, entry.content
+            entry = entry.after
+
+    # --- checking
 
     def verify(self) -> None:
         """Assert that the queue holds the blocks that nobody uses, and only these."""
         self.settle()
-        blocks = [entry for entry in self._queue if isinstance(entry, _Block)]
-        runs = [entry.blocks for entry in self._queue if isinstance(entry, _Run)]
-        filled = [
-            entry.blocks for entry in self._queue if isinstance(entry, _Run) and entry.content
-        ]
-        assert self._unused == len(blocks) + sum(filled)
-        assert self._blank + len(blocks) + sum(runs) == self._queued == self.free_blocks
-        assert all(block.users == 0 and block in block.node.copies for block in blocks)
-        users = Counter(block for held in self._held.values() for block in held)
-        assert all(block.users == count for block, count in users.items())
-        assert sum(users.values()) - len(users) == self.shared_blocks
+        entries = list(self._contents())
+        assert self._blank + sum(blocks for blocks, _ in entries) == self._queued
+        assert self._queued == self.free_blocks
+        assert sum(blocks for blocks, content in entries if content) == self._with_content
+        users: Counter[Extent] = Counter()
+        for holding in self._held.values():
+            extents = holding.extents()
+            users.update(extents)
+            assert sum(extent.node.blocks for extent in extents) == holding.blocks
+            node = extents[-1].node if extents else self._root
+            assert (holding in node.growing) == (holding.blocks < holding.named)
+        shared = sum((count - 1) * extent.node.blocks for extent, count in users.items())
+        assert shared == self.shared_blocks
+        free = self._verify_contents(users)
+        named = sum(isinstance(entry, Extent) for entry in self._entries())
+        assert named == free, f"{named} extents in the queue, {free} free ones in the tree"
+
+    def _entries(self) -> Iterator[Entry]:
+        entry = self._queue.after
+        while entry is not self._queue:
+            yield entry
+            entry = entry.after
+
+    def _verify_contents(self, users: Counter[Extent]) -> int:
+        """Assert that the tree is one, and that its extents have these users; returns free ones."""
+        nodes, free = [self._root], 0
+        while nodes:
+            node = nodes.pop()
+            assert node is self._root or node.copies or node.children
+            for key, child in node.children.items():
+                assert child.parent is node
+                assert child.key == key
+                assert child.blocks > 0
+                assert child.blocks == 1 or isinstance(key, int)
+                nodes.append(child)
+            for extent in node.copies:
+                assert extent.node is node
+                assert extent.users == users.pop(extent, 0)
+                free += not extent.users
+        assert not users, "a request holds blocks whose content is not in the tree"
+        return free
+
+
+def _seat(holding: Holding) -> int:
+    return holding.request.seat
+
+
+def _origins(request: Request, start: int) -> set[int]:
+    """Of the runs of a request's content from a position on, where each would have position 0.
+
+    Requests with the same tokens at the same positions have an origin in common.
+    """
+    content = request.identity.content
+    if content is None or start >= content.tokens:
+        return set()
+    origins, position = set(), start
+    for begin, tokens in content.runs(start, content.tokens):
+        origins.add(begin - position)
+        position += tokens
+    return origins

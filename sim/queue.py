@@ -52,6 +52,10 @@ class WaitingQueue(deque[Request]):
     """Requests that wait to be prefilled, the first to be admitted at the head.
 
     A deque in order of admission; `join`, `put_back`, `pop_head` and `take_out` change it.
+
+    Attributes:
+        tokens: Tokens known of those that wait.
+        expected_cached: Tokens of those that their routers expect to be found cached.
     """
 
     def __init__(self, order: QueueOrder) -> None:
@@ -60,6 +64,7 @@ class WaitingQueue(deque[Request]):
         self._front = 0  # preempted requests, before the sorted ones
         self._keys: list[tuple[float | tuple[float, ...], int]] = []  # of the sorted ones
         self._seq = 0
+        self.tokens = self.expected_cached = 0
 
     @property
     def head(self) -> Request:
@@ -68,6 +73,7 @@ class WaitingQueue(deque[Request]):
 
     def join(self, request: Request) -> None:
         """Let a new request wait."""
+        self._count(request, 1)
         if self.order.first_come:
             self.append(request)
         else:
@@ -75,6 +81,7 @@ class WaitingQueue(deque[Request]):
 
     def put_back(self, request: Request) -> None:
         """Let a preempted request wait again, before those that never ran (priority: in order)."""
+        self._count(request, 1)
         if self.order.preempted_first:
             self._front += 1
             self.appendleft(request)
@@ -87,7 +94,9 @@ class WaitingQueue(deque[Request]):
             self._front -= 1
         elif self._keys:
             del self._keys[0]
-        return self.popleft()
+        request = self.popleft()
+        self._count(request, -1)
+        return request
 
     def take_out(self, request: Request) -> None:
         """Take out any request that waits here."""
@@ -97,6 +106,12 @@ class WaitingQueue(deque[Request]):
         elif self._keys:
             del self._keys[at - self._front]
         del self[at]
+        self._count(request, -1)
+
+    def _count(self, request: Request, sign: int) -> None:
+        """What a request knows does not change while it waits."""
+        self.tokens += sign * (request.prompt_tokens + request.emitted_then)
+        self.expected_cached += sign * request.expected_cached_tokens
 
     def rearrange(self, requests: Iterable[Request]) -> None:
         """Let those who wait, all of them, stand in this order; a first-come queue only."""

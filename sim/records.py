@@ -56,6 +56,8 @@ REQUEST_COLUMNS = (
     "preemptions",
     "recomputed_tokens",
     "cached_tokens",
+    "swap_outs",
+    "swapped_blocks",
 )
 
 NARROW_COLUMNS = {
@@ -92,6 +94,8 @@ class Lifetime:
         "recomputed_tokens",
         "replica",
         "request",
+        "swap_outs",
+        "swapped_blocks",
         "where",
     )
 
@@ -111,6 +115,7 @@ class Lifetime:
         self.first_token_ns = self.last_token_ns = NEVER
         self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
         self.lost_tokens = 0  # in its last preemption
+        self.swap_outs = self.swapped_blocks = 0  # preemptions whose KV moved to the host
 
     @property
     def last_place(self) -> int:
@@ -195,6 +200,7 @@ class ReplicaInfo:
         step_time_usage: What its step-time model counted (`ReplicaStepTime.usage`), or None.
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
+        host_bytes: KV moved over the host link, in either direction, bytes.
         iterations_by_rows: How many iterations computed how many rows, prompts' and decodes', as
             (rows, iterations) in order of rows; empty where read back from files, which lack it.
         lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
@@ -213,6 +219,7 @@ class ReplicaInfo:
     step_time: StepTimeOrigin
     step_time_usage: Mapping[str, Any] | None = None
     stage_busy_ns: tuple[int, ...] = ()
+    host_bytes: int = 0
     iterations_by_rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     lost_blocks: int | None = None
 
@@ -320,6 +327,8 @@ class Recorder:
                 life.preemptions,
                 life.recomputed_tokens,
                 life.cached_tokens,
+                life.swap_outs,
+                life.swapped_blocks,
             )
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from sim.clock import Doorbell, Instant, Phase, now_ns
 from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError, StuckError
 from sim.flight import DecisionNotes, Flight
+from sim.host import HostLink, HostMemory
 from sim.kvcache import CachingPool
 from sim.policy import Policy, ReplicaState
 from sim.queue import FirstCome, QueueOrder
@@ -49,6 +50,8 @@ class ReplicaSpec:
         order: Order of the waiting queue.
         kv_bytes_per_token: KV of one token over all layers and all GPUs of the replica, bytes.
         gpus: GPUs that it occupies.
+        host_bandwidth_bytes_per_s: Of the link to host memory, all GPUs together; None without one.
+        host_overlap: Copies over it run beside a step instead of before it.
         kind: Class of the replica, for one that iterates in another way; None for `Replica`.
     """
 
@@ -60,6 +63,8 @@ class ReplicaSpec:
     order: QueueOrder = field(default_factory=FirstCome)
     kv_bytes_per_token: int = 0
     gpus: int = 1
+    host_bandwidth_bytes_per_s: float | None = None
+    host_overlap: bool = False
     kind: type[Replica] | None = None
 
 
@@ -129,6 +134,7 @@ class Replica:
         self._cache = self.kv if isinstance(self.kv, CachingPool) else None
         self._commits = self._cache is not None and self._cache.commits
         self._lost_before = 0
+        self.host_link = _host_link(spec)
         if self._cache is not None and role != "both":
             raise ConfigError(
                 f"prefix_cache: not modelled on a {role} replica; try replicas that do both"
@@ -139,6 +145,7 @@ class Replica:
             role=role,
             max_model_len=spec.max_model_len,
             watermark_blocks=self.watermark,
+            host=self._host_memory(),
             on_preempt=self._preempted,
             on_join=self._joined_group,
             on_leave=self._leave_group,
@@ -171,6 +178,20 @@ class Replica:
         self._barren_steps = 0
         self.process = env.process(self._run())
 
+    def _host_memory(self) -> HostMemory | None:
+        """Host memory of the size that the policy asks for, behind the link."""
+        blocks, name = self.policy.host_memory_blocks, type(self.policy).__name__
+        if not blocks:
+            return None
+        if self.host_link is None:
+            raise ConfigError(
+                f"{name} swaps to the host, and its replica has no link to it; give "
+                "host_bandwidth_bytes_per_s"
+            )
+        return HostMemory(
+            blocks, self.host_link, self.spec.block_tokens * self.spec.kv_bytes_per_token
+        )
+
     @staticmethod
     def _keep_log(group: DecodeGroup, recorder: Recorder) -> None:
         """Tokens refer to the ticks of the group that they came with."""
@@ -183,11 +204,59 @@ class Replica:
         """The present: the numbers here are exact."""
         return now_ns(self.env)
 
+    def serves(self, request: Request) -> bool:
+        """Whether a request is outstanding here."""
+        life = self.lives.get(request)
+        return life is not None and life.where is self
+
     @property
     def outstanding_tokens(self) -> int:
         """Prompt and emitted tokens of all requests outstanding here, as of now."""
         self.sync()
         return self._known_tokens + self.state.group.context_tokens
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.state.waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens known of the requests in the queue."""
+        return self.state.waiting.tokens
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """Tokens still to be prefilled here, as of now."""
+        self.sync()
+        queue = self.state.waiting
+        begun = sum(r.target_tokens - r.computed_then for r in self._begun())
+        return queue.tokens - queue.expected_cached + begun
+
+    def _begun(self) -> Iterable[Request]:
+        """Requests whose prefill has begun and is not complete."""
+        return self.state.prefilling
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block."""
+        return self.kv.block_tokens
+
+    @property
+    def total_blocks(self) -> int:
+        """Size of the KV pool."""
+        return self.kv.total_blocks
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks held or kept for a transfer, as of now."""
+        self.sync()
+        return self.kv.total_blocks - self.kv.free_blocks
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of the request that would be found cached here now."""
+        self.sync()
+        return self.kv.peek(request)
 
     @property
     def step_time_usage(self) -> Mapping[str, Any] | None:
@@ -196,7 +265,7 @@ class Replica:
 
     def gauges(self) -> tuple[int, int, int, int, int]:
         """What the series holds of it, as of now: see `sim.records.SERIES_COLUMNS`."""
-        self.sync()
+        self.sync(passed=True)
         kv, state = self.kv, self.state
         used = kv.total_blocks - kv.free_blocks
         return len(state.waiting), state.num_running, used, kv.cached_blocks, kv.lost_blocks
@@ -223,15 +292,20 @@ class Replica:
         elif self._idle:
             self._bell.ring(self._turn)
 
-    def sync(self) -> None:
-        """Apply the iterations that are over, so that whoever reads the state sees the present."""
+    def sync(self, *, passed: bool = False) -> None:
+        """Apply the iterations that are over, so that whoever reads the state sees the present.
+
+        Args:
+            passed: The passes of this instant are over. Else an iteration of a run that would start
+                at this instant has not started: the pass that decides so is still to come.
+        """
         if not self.in_flight:
             return
-        flight = self.in_flight[-1]
-        ends, now = flight.ends_ns, self.env.now
-        over = min(bisect_right(ends, now), len(ends) - 1)
-        if over > flight.applied or (over and not flight.begun and ends[over - 1] < now):
-            self._advance(flight, over, begun=ends[over - 1] < now)
+        flight, now = self.in_flight[-1], self.env.now
+        over = min(bisect_right(flight.ends_ns, now), len(flight.ends_ns) - 1)
+        begun = passed or not over or flight.ends_ns[over - 1] < now
+        if over > flight.applied or begun > flight.begun:
+            self._advance(flight, over, begun=begun)
 
     def void(self) -> None:
         """Lose the iteration in flight: those that are over stand, the rest never happened.
@@ -281,9 +355,9 @@ class Replica:
         self.lives[request].ended = True
         if flight is not None:
             flight.given_up += (request,)
-        elif request.seat >= 0:
+        elif request in self.state.running:
             self._leave_early((request,))
-        else:
+        elif request.seat < 0:  # a row of a batch that waits for its end has a seat
             self._take_out(request)
             self.forget(request)
 
@@ -311,6 +385,8 @@ class Replica:
         state = self.state
         if request in state.loaded:
             state.loaded.remove(request)
+        elif state.host is not None and request in state.host.swapped:
+            state.host.forget(request)
         elif request in state.waiting:
             state.waiting.take_out(request)
 
@@ -342,7 +418,7 @@ class Replica:
         if state.admitted:
             self._admitted(now)
         flight = self._board(batch, now) if runs else None
-        if self.role == "decode" and not state.waiting:
+        if self.role == "decode" and not (state.waiting or state.swapped):
             self._surroundings.pull(self)
         if state.wake_at_ns is not None:
             self._set_timer(state.wake_at_ns)
@@ -365,6 +441,9 @@ class Replica:
             if state.loaded and policy.joins_loaded:
                 state.join_loaded(policy.seats)
             batch = policy.schedule(state)
+            if batch.host_bytes:
+                assert self.host_link is not None
+                self.host_link.move(batch.host_bytes)
             if batch.all_decodes or batch.tokens or not state.preempted:
                 return batch
             self._repeated_pass(now)
@@ -417,9 +496,11 @@ class Replica:
 
     def _launch(self, flight: Flight) -> None:
         """Ask the step-time model how long the flight takes and go to sleep."""
-        model, start = self.step_time, flight.start_ns
+        model, start, link = self.step_time, flight.start_ns, self.host_link
         n = self._steady_iterations(flight) if self._fast_forward else 1
-        if n == 1:
+        if link is not None and link.end_pass():
+            ends = [start + link.lengthened(model.step_ns(flight.work, self.iterations))]
+        elif n == 1:
             ends = [start + model.step_ns(flight.work, self.iterations)]
         else:
             if flight.chunks:
@@ -486,22 +567,21 @@ class Replica:
     # --- the effects of iterations
 
     def _advance(self, flight: Flight, upto: int, *, begun: bool = True) -> None:
-        """Apply the iterations of a run up to `upto`, taking the blocks of the one that follows.
+        """Apply the iterations of a run up to `upto`.
 
-        Args:
-            flight: The run.
-            upto: Iterations that are over.
-            begun: Whether the one that follows, if there is one, has begun. At the very instant
-                between two it has not: whoever looks then sees its blocks free, and may cut here.
+        If there is one more, and that has begun, its blocks are taken as well.
         """
         ends, group = flight.ends_ns, flight.group
         new = ends[flight.applied : upto] if flight.applied or upto < len(ends) else ends
         flight.applied = upto
-        more = flight.begun = begun and upto < len(ends)
+        more = begun and upto < len(ends)
+        had, flight.begun = flight.begun, begun
         if flight.chunks:
-            flight.advance_chunks(len(new), self.kv, more=more)
+            flight.advance_chunks(len(new), self.kv, had=had, more=more)
         if not flight.ticks:
             return
+        # The first tick ahead may have its blocks already. Of a run that was cut where it was last
+        # synced, that tick never starts, and gives them back.
         started = len(new) + more
         if started != group.taken:
             self.kv.take_ticks(group, started)
@@ -717,6 +797,9 @@ class Replica:
         life.preemptions += 1
         life.recomputed_tokens += lost_tokens
         life.lost_tokens = lost_tokens
+        if request in self.state.swapped:
+            life.swap_outs += 1
+            life.swapped_blocks += self.state.swapped[request]
         if ticks is not None:
             self._note_ticks(request, self.state.group, first_tick, ticks)
         if self._keeps_events:
@@ -760,6 +843,8 @@ class Replica:
 
     def _repeated_pass(self, now: int) -> None:
         """A pass that only preempted: it takes no time and is made again."""
+        if self.host_link is not None:
+            self.host_link.end_pass()
         if self._keeps_decisions:
             gone = [request.index for request in self.state.preempted]
             lost = self._newly_lost()
@@ -824,6 +909,8 @@ class Replica:
             f"{self.held_for_transfer} held for transfers is not {kv.total_blocks}"
         )
         stay = [request for request in state.running if not self.lives[request].ended]
+        if state.host is not None:
+            assert state.host.free_blocks + sum(state.swapped.values()) == state.host.total_blocks
         decoding = [request for request in stay if not request.prefilling]
         assert len(decoding) == state.group.size + len(state.paused)
         context = sum(r.computed_tokens + 1 for r in self.lives if r.group is not None)
@@ -841,6 +928,11 @@ class Replica:
                 assert request.computed_then < last <= request.target_tokens, f"bad chunk {tokens}"
                 room = kv.held(request) * kv.block_tokens
                 assert last <= room, f"{request}: {room} tokens of memory for a chunk of {tokens}"
+
+
+def _host_link(spec: ReplicaSpec) -> HostLink | None:
+    bandwidth = spec.host_bandwidth_bytes_per_s
+    return None if bandwidth is None else HostLink(bandwidth, overlap=spec.host_overlap)
 
 
 def _refuse_company(spec: ReplicaSpec, role: str) -> None:

@@ -81,6 +81,8 @@ class Trace:
         content: what the tokens of each request are; None: what `block_ids` say.
         delay_ns: int64, delay after the end of the causing request (closed loop, sessions).
         cancel_after_ns: int64 from arrival, -1 for never.
+        request_id: object array of str or None, names for `after`.
+        after: names of the requests that have to end before each, beside the turn before it.
         prompts_are_whole: the prompt of each turn is known to hold all that was said before.
         source: what it was read from, for messages and summaries.
         notes: what was odd in the source and what was done about it, one sentence each.
@@ -102,6 +104,8 @@ class Trace:
     content: Sequence[Content | None] | None = None
     delay_ns: Ints | None = None
     cancel_after_ns: Ints | None = None
+    request_id: npt.NDArray[np.object_] | None = None
+    after: Sequence[tuple[str, ...]] | None = None
     prompts_are_whole: bool = False
     source: str = ""
     notes: list[str] = field(default_factory=list)
@@ -117,7 +121,7 @@ class Trace:
             value = getattr(self, column.name)
             if isinstance(value, np.ndarray):
                 chosen[column.name] = value[positions]
-            elif column.name in ("block_ids", "content") and value is not None:
+            elif column.name in ("block_ids", "content", "after") and value is not None:
                 chosen[column.name] = [value[i] for i in positions.tolist()]
             elif column.name == "notes":
                 chosen[column.name] = list(value)
@@ -219,6 +223,7 @@ class Request:
         oracle_tokens: The true output length, only for a policy that asks to be clairvoyant
             (`Policy.clairvoyant`); None otherwise.
         identity: Session, class, tenant and what its tokens are.
+        expected_cached_tokens: What its router expects it to find cached; set by routers that know.
         target_tokens: Tokens to prefill, fixed at (re-)admission; 0 while waiting.
         held_blocks: Blocks of KV memory given to it explicitly; see `BlockPool.held`.
         seat: Rank in order of joining `running`; -1 while not running.
@@ -229,6 +234,7 @@ class Request:
         "computed_then",
         "deadline_ns",
         "emitted_then",
+        "expected_cached_tokens",
         "group",
         "grows",
         "held_blocks",
@@ -271,6 +277,7 @@ class Request:
         self.predicted_tokens = predicted_tokens
         self.oracle_tokens = oracle_tokens
         self.identity = identity
+        self.expected_cached_tokens = 0
         self.target_tokens = 0
         self.held_blocks = 0
         self.seat = -1

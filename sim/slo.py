@@ -96,7 +96,16 @@ def class_groups(requests: Requests, mask: Bools) -> tuple[Ints, list[str]]:
         Group of each request, shape (n,), -1 where `mask` is false, and the names of the groups in
         alphabetical order.
     """
-    names, group = np.unique(request_classes(requests), return_inverse=True)
+    return _groups(request_classes(requests), mask)
+
+
+def tenant_groups(requests: Requests, mask: Bools) -> tuple[Ints, list[str]]:
+    """Number the tenants of the measured requests, as `class_groups` does."""
+    return _groups(request_tenants(requests), mask)
+
+
+def _groups(name_of: npt.NDArray[np.str_], mask: Bools) -> tuple[Ints, list[str]]:
+    names, group = np.unique(name_of, return_inverse=True)
     return np.where(mask, group, -1).astype(np.int64), names.tolist()
 
 

@@ -40,6 +40,8 @@ def assert_nothing_left(live: LiveCluster) -> None:
         left = (replica.lives, replica.in_flight, state.running, state.waiting, state.loaded)
         assert not any((*left, state.prefilling, state.paused, state.away))
         assert state.group.size == 0
+        assert not state.swapped
+        assert state.host is None or state.host.free_blocks == state.host.total_blocks
         replica.verify()
 
 

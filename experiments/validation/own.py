@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from experiments.figures import Line
+    from experiments.cdf_figure import Line
 
 _NO_WORKLOAD: Mapping[str, Any] = {
     "workload": {

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.cdf import Curve, curve_of_gaps, curve_of_values
-from experiments.figures import Line, Plotted, figure, write
+from experiments.cdf_figure import Line, figure
+from experiments.figures import Plotted, write
 from experiments.looks import SCREEN, STYLES, Look, looks
 from experiments.validation.own_run import Latencies, Replay
 from experiments.validation.own_table import both, number

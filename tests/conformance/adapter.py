@@ -1,7 +1,8 @@
 """Runs a workload of the reference's format on phasewise, and gives its result in common shape.
 
 Beyond that format: any of our routers by name, ``order`` of a replica and ``predictor`` of the
-workload by name, ``priority`` and ``deadline_ns`` of a request, ``recompute_last_token`` of the
+workload by name, ``priority``, ``deadline_ns``, ``cancel_at_ns`` and ``cancel_after_s`` of a
+request, ``host_bandwidth`` and ``kv_bytes_per_token`` of a replica, ``recompute_last_token`` of the
 transfer, and ``stages`` of a replica: a step time for each, with the ``link`` between them.
 """
 
@@ -24,7 +25,7 @@ from tests.conformance.workloads import Spec
 
 NOT_OPTIONS = (
     *("policy", "total_blocks", "block_tokens", "max_model_len", "step_time", "order"),
-    *("stages", "link"),
+    *("stages", "link", "host_bandwidth", "kv_bytes_per_token"),
 )
 """Keys of a replica that are not options of its policy."""
 
@@ -49,6 +50,10 @@ def arrivals(spec: Spec) -> list[Arrival]:
         output = r["output_tokens"]
         most = output if most is None else most
         more = {name: r[name] for name in _OPTIONAL if name in r} | {"content": _content(r)}
+        if "cancel_at_ns" in r:
+            more["cancel_after_ns"] = r["cancel_at_ns"] - r["arrival_ns"]
+        elif "cancel_after_s" in r:
+            more["cancel_after_ns"] = round(r["cancel_after_s"] * 1e9)
         rows.append(Arrival(r["arrival_ns"], r["prompt_tokens"], output, most, index, **more))
     return sorted(rows, key=lambda arrival: arrival.arrival_ns)
 
@@ -73,7 +78,8 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
     default = spec.get("router", "round_robin")
     kv_bytes = wire["kv_bytes_per_token"]
     entry = _pool("prefill", layout["prefill"], layout.get("router", default), kv_bytes)
-    decode = _pool("decode", layout["decode"], layout.get("decode_router", default), kv_bytes)
+    # KV that is swapped out there may have another size than on the wire.
+    decode = _pool("decode", layout["decode"], layout.get("decode_router", default), 0)
     again = wire.get("recompute_last_token", False)
     transfer = TransferSpec(wire["bandwidth_bytes_per_s"], wire.get("latency_s", 0.0), again)
     return Cluster(entry, decode, transfer, predictor), _names(entry) + _names(decode)
@@ -90,12 +96,15 @@ def _pool(name: str, configs: list[Spec], router: str, kv_bytes_per_token: int) 
 
 def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
     options = {name: value for name, value in config.items() if name not in NOT_OPTIONS}
+    if not options.get("prefix_cache"):
+        options.pop("uncached_first", None)
     return ReplicaSpec(
         policy=POLICIES[config["policy"]](**options),
         num_blocks=config["total_blocks"],
         block_tokens=config.get("block_tokens", 16),
         max_model_len=config.get("max_model_len"),
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=kv_bytes_per_token or config.get("kv_bytes_per_token", 0),
+        host_bandwidth_bytes_per_s=config.get("host_bandwidth"),
         order=ORDERS[config.get("order", "fcfs")](),
         **_staged(config),
     )

@@ -17,6 +17,7 @@ import pytest
 
 from policies import ORDERS, PREDICTORS, ROUTERS
 from sim.event_loop import simulate
+from sim.extents import Holding
 from sim.prefix_cache import PrefixCache
 from sim.records import Record
 from sim.request import Request
@@ -107,26 +108,30 @@ def _never_found(cache: PrefixCache, request: Request) -> list[Any]:
     return []
 
 
-def _heads_first(cache: PrefixCache, request: Request, *, again: bool = False) -> int:
+def _heads_first(cache: PrefixCache, holding: Holding) -> None:
     """Frees a request's blocks from its first to its last."""
-    before = set(cache._queue)
-    count = PrefixCache_release(cache, request, again=again)
-    for entry in reversed([entry for entry in cache._queue if entry not in before]):
-        cache._queue.move_to_end(entry)
-    return count
+    for extent in holding.extents():
+        while extent.node.blocks > 1:
+            extent.node.split(1, cache.block_tokens)
+            assert extent.rest is not None
+            extent = extent.rest
+    for extent in holding.extents():
+        alone = Holding(holding.request, 1)
+        alone.add(extent, 1)
+        PrefixCache_free(cache, alone)
 
 
 def _copied_last(cache: PrefixCache, request: Request) -> list[Any]:
     """Finds the copy registered last."""
-    return [block.node.copies[-1] for block in PrefixCache_find(cache, request)]
+    return [(extent.node.copies[-1], n) for extent, n in PrefixCache_find(cache, request)]
 
 
-PrefixCache_release, PrefixCache_find = PrefixCache.release, PrefixCache._find
+PrefixCache_free, PrefixCache_find = PrefixCache._free, PrefixCache._find
 
 
 @pytest.mark.parametrize(
     ("name", "broken"),
-    [("_find", _never_found), ("release", _heads_first), ("_find", _copied_last)],
+    [("_find", _never_found), ("_free", _heads_first), ("_find", _copied_last)],
     ids=["never finds", "heads first", "last copy"],
 )
 def test_a_broken_cache_does_not_pass(

@@ -40,7 +40,15 @@ def _step_time(base: int = 3) -> LinearStepTime:
 def _replica(name: str, options: dict[str, Any], blocks: int, order: str) -> ReplicaSpec:
     policy = POLICIES[name](**options)
     queue = ORDERS[order]()
-    return ReplicaSpec(policy, blocks, _step_time(), 4, order=queue, kv_bytes_per_token=1)
+    return ReplicaSpec(
+        policy,
+        blocks,
+        _step_time(),
+        4,
+        order=queue,
+        kv_bytes_per_token=1,
+        host_bandwidth_bytes_per_s=3e9,
+    )
 
 
 def _staged(name: str, options: dict[str, Any], blocks: int) -> ReplicaSpec:

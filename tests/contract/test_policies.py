@@ -26,7 +26,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"pad_prompts": False, "keep_finished_slots": False, "return_at": "batch_end"},
     ],
     "orca": [{"max_batch_size": 2, "reserve": "oracle"}],
-    "vllm-v0": [{"max_num_seqs": 3, "max_num_batched_tokens": 200}],
+    "vllm-v0": [
+        {"max_num_seqs": 3, "max_num_batched_tokens": 200},
+        {"preemption": "swap", "host_blocks": 12},
+    ],
     "vllm-v1": [
         {"max_num_seqs": 3, "max_num_batched_tokens": 7, "long_prefill_token_threshold": 4},
         {"reserve_full_prompt": True, "watermark": 0.1},
@@ -41,12 +44,19 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 """Options other than the defaults that are checked as well."""
 
+ROUTER_OPTIONS: dict[str, dict[str, Any]] = {
+    "class-aware": {"classes": {"chat": [0]}, "others": [0], "overflow": {"chat": 1}},
+    "prefix-aware": {"balance_abs_threshold": 1, "max_tree_tokens": 50},
+    "kv-aware": {"temperature": 0.5},
+}
+"""Options that routers need, or that let small workloads reach their corners."""
+
 SUBJECTS = {
     f"{name}-{i}": Subject(name, policy, ROUTERS["round-robin"], options)
     for name, policy in POLICIES.items()
     for i, options in enumerate([{}, *OPTIONS.get(name, [])])
 } | {
-    name: Subject(name, POLICIES["vllm-v1"], router, is_router=True)
+    name: Subject(name, POLICIES["vllm-v1"], router, ROUTER_OPTIONS.get(name, {}), is_router=True)
     for name, router in ROUTERS.items()
 }
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import figures
+from experiments import cdf_figure, figures
 from experiments.cdf import MAX_POINTS, curve_of_gaps, curve_of_values
 from experiments.looks import DASHES, POLICY_LOOKS, STYLES, looks
 from experiments.summary import summarize
@@ -59,11 +59,13 @@ class Run:
         gap_ns = np.unique(rng.integers(S // 1000, S // 50, 400))[: 400 * (tokens > 1)]
         self.itl = {"(none)": (gap_ns, rng.integers(1, 9, len(gap_ns)))}
         names = SERIES_COLUMNS
+        self.series = {name: np.zeros(0, np.int64) for name in names}
+        self.replicas = [Replica()]
         self.summary = summarize(
             self.requests,
             itl=self.itl,
-            series={name: np.zeros(0, np.int64) for name in names},
-            replicas=[Replica()],
+            series=self.series,
+            replicas=self.replicas,
             reasons=[""],
             run_end_ns=int(last_ns.max()),
         )
@@ -130,8 +132,8 @@ def test_variants_of_a_policy_differ_from_each_other():
 
 
 def test_labels_are_shown_as_they_stand():
-    lines = figures.lines_of([Run("<b>a</b> & $x_1$")], "ttft")
-    fig = figures.figure("ttft", lines, STYLES["paper"])
+    lines = cdf_figure.lines_of([Run("<b>a</b> & $x_1$")], "ttft")
+    fig = cdf_figure.figure("ttft", lines, STYLES["paper"])
     names = [trace.name for trace in fig.data]
     assert all("&lt;b&gt;a&lt;/b&gt;" in name for name in names)
     assert all("$" not in name for name in names)
@@ -140,14 +142,14 @@ def test_labels_are_shown_as_they_stand():
 def test_verdict_and_unfinished_share_stand_behind_the_label():
     run = Run("a", unfinished=25)
     run.summary["verdict"]["name"] = "overloaded"
-    (line,) = figures.lines_of([run], "e2e")
+    (line,) = cdf_figure.lines_of([run], "e2e")
     assert line.name == "a (overloaded, 10.0% not finished)"
 
 
 def test_legend_and_axes_fit_into_the_figure():
     runs = [Run("a label that is much too long for one column " * 3, seed=i) for i in range(5)]
     for style in STYLES.values():
-        fig = figures.figure("ttft", figures.lines_of(runs, "ttft"), style)
+        fig = cdf_figure.figure("ttft", cdf_figure.lines_of(runs, "ttft"), style)
         layout = fig.layout
         axes_px = layout.height - layout.margin.t - layout.margin.b
         assert axes_px == pytest.approx(0.52 * layout.width, abs=1)
@@ -158,7 +160,7 @@ def test_legend_and_axes_fit_into_the_figure():
 def test_a_log_axis_leaves_out_zeros_and_keeps_their_share():
     run = Run("a")
     run.requests["last_token_ns"][:50] = run.requests["first_token_ns"][:50]
-    fig = figures.figure("tpot", figures.lines_of([run], "tpot"), STYLES["paper"], "log")
+    fig = cdf_figure.figure("tpot", cdf_figure.lines_of([run], "tpot"), STYLES["paper"], "log")
     assert min(fig.data[0].x) > 0
     assert min(fig.data[0].y) > 0.2
 
@@ -167,7 +169,7 @@ def test_a_log_axis_of_less_than_a_decade_has_round_labels():
     run = Run("a")
     spans = np.linspace(0.31, 0.38, 250) * S  # of ten gaps
     run.requests["last_token_ns"] = run.requests["first_token_ns"] + spans.astype(np.int64)
-    fig = figures.figure("tpot", figures.lines_of([run], "tpot"), STYLES["paper"], "log")
+    fig = cdf_figure.figure("tpot", cdf_figure.lines_of([run], "tpot"), STYLES["paper"], "log")
     assert fig.layout.xaxis.tickvals == (30, 32, 34, 36, 38)
 
 

@@ -50,12 +50,12 @@ SERIES = {
 ITL = {"(none)": (np.array([S, 2 * S]), np.array([2, 1]))}
 
 
-def summary(table=None, itl=ITL, replica=None, **options):
+def summary(table=None, itl=ITL, replicas=None, **options):
     return summarize(
         table or requests(),
         itl=itl,
         series=SERIES,
-        replicas=[replica or Replica()],
+        replicas=replicas or [Replica()],
         reasons=["", "over_pool"],
         run_end_ns=10 * S,
         **options,
@@ -91,8 +91,26 @@ def test_overall_metrics_of_the_hand_worked_run():
     assert overall["mfu"] is None
 
 
-def test_the_summary_names_every_metric_in_the_dictionary():
-    assert set(summary()["overall"]) == {metric.name_in_files for metric in METRICS.values()}
+def test_the_summary_names_every_metric_that_the_run_can_have():
+    class Second(Replica):
+        name = "main-1"
+
+    class Plain(Replica):
+        lost_blocks = None
+
+    people = np.array(["a", "b", "b", "a"], object)
+    places = {"replica": np.array([0, -1, 1, 1]), "decode_replica": np.full(4, -1)}
+    full = summary(
+        requests(tenant=people, session=people, **places), replicas=[Replica(), Second()]
+    )
+    plain = summary(replicas=[Plain()])
+    names = {metric.name_in_files for metric in METRICS.values()}
+    absent = {m.name_in_files for m in METRICS.values() if " Absent w" in m.definition}
+    assert set(full["overall"]) == names
+    assert set(plain["overall"]) == names - absent
+    of_requests = {m.name_in_files for m in METRICS.values() if m.of_requests}
+    assert set(full["tenants"]["a"]) <= of_requests | {"requests"}
+    assert plain["tenants"] == {}
 
 
 def test_windows_leave_requests_out_of_metrics_but_not_of_the_count():
@@ -131,9 +149,9 @@ def test_what_concerns_a_prefix_cache_is_absent_without_one():
     class Plain(Replica):
         lost_blocks = None
 
-    of_caches = {"prefix_hit_rate_tokens", "prefix_hit_rate_requests", "kv_cached", "kv_free"}
-    of_caches.add("evicted_tokens")
-    with_cache, without = summary(), summary(replica=Plain())
+    of_caches = {"prefix_hit_rate_tokens", "prefix_hit_rate_requests", "saved_prefill_s"}
+    of_caches |= {"kv_cached", "kv_free", "evicted_tokens"}
+    with_cache, without = summary(), summary(replicas=[Plain()])
     assert set(with_cache["overall"]) - set(without["overall"]) == of_caches
     assert "lost_blocks" not in without["replicas"][0]
     assert with_cache["replicas"][0]["lost_blocks"] == 3

@@ -86,6 +86,20 @@ def test_the_table_has_a_row_per_variant_and_the_columns_asked_for():
     assert cells(comparison, "slo_attainment") == ["-", "-"]
 
 
+def test_a_column_that_some_variants_have_stands_where_it_says_something():
+    runs = [Run("a"), Run("b"), Run("c")]
+    keys = [column.key for column in compare(runs).columns]
+    assert not {"prefix_hit_rate_tokens", "jain_served_tokens", "imbalance_served_tokens"} & {*keys}
+    runs[0].summary["overall"]["prefix_hit_rate_tokens"] = 0.0
+    runs[1].summary["overall"]["prefix_hit_rate_tokens"] = 0.94
+    runs[1].summary["overall"]["imbalance_served_tokens"] = 1.1
+    comparison = compare(runs)
+    assert cells(comparison, "prefix_hit_rate_tokens") == ["0", "94.0", "-"]
+    assert [column.key for column in comparison.columns] == [*keys, "prefix_hit_rate_tokens"]
+    runs[2].summary["overall"]["imbalance_served_tokens"] = 1.5
+    assert cells(compare(runs), "imbalance_served_tokens") == ["-", "1.10", "1.50"]
+
+
 def test_the_best_value_is_marked_and_ties_at_large_are_not():
     comparison = compare([Run("a", 2), Run("b"), Run("c")])
     best = dict(zip([c.key for c in comparison.columns], comparison.best(), strict=True))

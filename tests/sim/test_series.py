@@ -6,6 +6,7 @@ import numpy as np
 
 from policies import POLICIES, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.content import Content
 from sim.event_loop import simulate
 from sim.records import Record, SimulationResult
 from sim.replica import ReplicaSpec
@@ -64,7 +65,9 @@ def test_cached_and_lost_blocks_by_hand() -> None:
     # other content, takes the 2 blank ones and (16 tokens) both cached ones, which are lost.
     ids = {0: [1, 2], 1: [3, 4, 5, 6]}
     arrivals = [
-        Arrival(when, 4 * len(ids[i]), 1, 1, i, block_ids=ids[i], block_ids_tokens=4)
+        Arrival(
+            when, 4 * len(ids[i]), 1, 1, i, content=Content.of_blocks(ids[i], 4, 4 * len(ids[i]))
+        )
         for i, when in enumerate((0, 40))
     ]
     result = _cached(4, arrivals, Record(series_points=8, series_span_ns=80))
@@ -85,8 +88,9 @@ def test_the_series_of_a_cache_is_the_same_step_by_step() -> None:
             20,
             20,
             i,
-            block_ids=[int(rng.integers(3)), *range(100 * i, 100 * i + 20)],
-            block_ids_tokens=4,
+            content=Content.of_blocks(
+                [int(rng.integers(3)), *range(100 * i, 100 * i + 20)], 4, int(prompt)
+            ),
         )
         for i, prompt in enumerate(rng.integers(5, 60, 60))
     ]

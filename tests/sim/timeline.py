@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from policies import ORDERS
+from sim.admission import Admission
 from sim.cluster import Predictor
 from sim.event_loop import simulate
 from sim.policy import Router
@@ -111,6 +112,9 @@ def run_here(
     predictor: Predictor | None = None,
     priorities: Sequence[int] = (),
     deadlines: Sequence[int | None] = (),
+    snapshot: int = 0,
+    admission: Admission | None = None,
+    **columns: Sequence[Any],
 ) -> Timeline:
     """The timeline on one pool, with what the conformance reference does not have.
 
@@ -123,21 +127,26 @@ def run_here(
         predictor: Guesses output lengths.
         priorities: One per request, lower first; all 0 if empty.
         deadlines: One per request, microseconds from arrival; none if empty.
+        snapshot: Microseconds between snapshots of the router; 0 for the exact state.
+        admission: Who is turned away.
+        columns: More of each `Arrival`, such as ``session`` or ``content``; one value per request.
     """
     name = router if isinstance(router, str) else "round_robin"
     spec = {"requests": _requests(requests), "replicas": list(replicas), "router": name}
     cluster, names = adapter.build(spec)
     specs = [replace(x, order=ORDERS[order]()) for x in cluster.entry.replicas]
-    entry = replace(cluster.entry, replicas=specs)
+    entry = replace(cluster.entry, replicas=specs, snapshot_ns=1000 * snapshot)
     if isinstance(router, Router):
         entry = replace(entry, router=router)
-    cluster = replace(cluster, entry=entry, predictor=predictor)
+    cluster = replace(cluster, entry=entry, predictor=predictor, admission=admission)
     arrivals = adapter.arrivals(spec)
     if priorities:
         arrivals = [a._replace(priority=priorities[a.index]) for a in arrivals]
     if deadlines:
         wanted = [None if d is None else 1000 * d for d in deadlines]
         arrivals = [a._replace(deadline_ns=wanted[a.index]) for a in arrivals]
+    for column, values in columns.items():
+        arrivals = [a._replace(**{column: values[a.index]}) for a in arrivals]
     record = Record(decisions=True)
     result = simulate(arrivals, cluster, fast_forward=fast_forward, check=True, record=record)
     return _timeline(adapter.observe_result(spec, result, names))

@@ -1,0 +1,131 @@
+"""Random workloads with swapping and with clients that give up, compared token by token.
+
+`make test` runs the first few hundred of each kind; the slow ones make 2,000.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sim.host import HostLink
+from sim.replica import Replica
+from sim.request import Request
+from tests.conformance.second import Second, differs, load_second, replicas_of
+from tests.conformance.workloads import Spec
+
+CHUNK = 50
+FEW = {"swap": 150, "cancel": 250}
+MANY = 2000
+
+QUICK = [(kind, first) for kind, few in FEW.items() for first in range(0, few, CHUNK)]
+SLOW = [(kind, first) for kind, few in FEW.items() for first in range(few, MANY, CHUNK)]
+
+
+@pytest.fixture(scope="module")
+def second(shared: Path) -> Second:
+    return load_second(shared)
+
+
+def _covered(spec: Spec) -> bool:
+    """Whether the workload is of these kinds alone: caches have their own comparison."""
+    return not any(x.get("prefix_cache") or x["policy"] == "sglang" for x in replicas_of(spec))
+
+
+def _compare(second: Second, kind: str, first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        spec = second.random_spec(seed, kind)
+        if _covered(spec):
+            assert differs(second, spec) == [], f"{kind} {seed}"
+
+
+@pytest.mark.parametrize(("kind", "first"), QUICK)
+def test_times_and_decisions_equal_the_second_implementation(
+    second: Second, kind: str, first: int
+) -> None:
+    _compare(second, kind, first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "first"), SLOW)
+def test_times_and_decisions_equal_the_second_implementation_on_more(
+    second: Second, kind: str, first: int
+) -> None:
+    _compare(second, kind, first)
+
+
+def _no_longer(link: HostLink, step_ns: int) -> int:
+    """Copies take no time."""
+    return step_ns
+
+
+def _at_once(replica: Replica, request: Request) -> None:
+    """A request in a step leaves as if none were under way."""
+    replica.relieved()
+    replica.notify()
+    replica.sync()
+    replica.drop(request)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls", "name", "broken"),
+    [
+        ("swap", HostLink, "lengthened", _no_longer),
+        ("cancel", Replica, "give_up", _at_once),
+    ],
+)
+def test_a_broken_engine_does_not_pass(
+    second: Second,
+    kind: str,
+    cls: type,
+    name: str,
+    broken: object,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cls, name, broken)
+    specs = [spec for seed in range(40) if _covered(spec := second.random_spec(seed, kind))]
+
+    assert sum(bool(differs(second, spec)) for spec in specs) > 3
+
+
+SWAP_CORNERS = (
+    "swapped out",
+    "swapped in",
+    "swapped in across a boundary",
+    "swap-in refused",
+    "recomputed: host full",
+    "recomputed: could not return",
+    "no prefill while something is swapped out",
+    "preempted itself",
+)
+CANCEL_CORNERS = (
+    "cancelled while waiting",
+    "cancelled after a preemption",
+    "cancelled in a step",
+    "all of a step cancelled",
+    "cancelled beside a step",
+    "cancelled between steps",
+    "cancelled before its pull",
+    "cancelled in transfer",
+    "cancelled when loaded",
+    "cancelled at the end of its prefill",
+    "cancelled at its arrival",
+    "cancelled while swapped out",
+    "cancelled row",
+    "cancelled row between steps",
+    "batch over by cancellation",
+)
+
+
+@pytest.mark.parametrize(("kind", "corners"), [("swap", SWAP_CORNERS), ("cancel", CANCEL_CORNERS)])
+def test_the_workloads_reach_the_corners(
+    second: Second, kind: str, corners: tuple[str, ...]
+) -> None:
+    met: Counter[str] = Counter()
+    for seed in range(FEW[kind]):
+        spec = second.random_spec(seed, kind)
+        if _covered(spec):
+            met.update(set(second.simulate(spec).corners))
+    assert [corner for corner in corners if not met[corner]] == []
