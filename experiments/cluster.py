@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import parts, pipeline, schema, step_times
+from experiments import host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -277,6 +277,7 @@ def _replica(
     with _told_at(place):
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
     _check_prefix_cache(pool, role, place)
+    host_link.check(policy, stages, place)
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
     )
@@ -290,11 +291,14 @@ def _replica(
         order=parts.order(pool, where("pools", role, "order"), folder),
         kv_bytes_per_token=specs.kv_bytes_per_token(model, pool.precision.kv),
         gpus=tp * len(stages),
+        host_bandwidth_bytes_per_s=host_link.bandwidth(pool, policy, device, stages),
+        host_overlap=pool.kv.host_overlap,
         kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [
         f"KV cache: {origin}.",
         f"step times: {told.model}: {told.origin}; error: {told.error}.",
+        *host_link.notes(pool, policy, spec),
         *_group_notes(pool, blocks),
         *pipeline.notes(pool, model, device, stages),
     ]
