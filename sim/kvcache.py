@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from sim.decode_group import DecodeGroup
@@ -38,7 +39,7 @@ class KVCache(Protocol):
         ...
 
     def match(self, request: Request) -> int:
-        """Tokens of the request found cached, at most known - 1. Looking changes nothing."""
+        """Tokens found cached of a request about to be admitted, at most known - 1."""
         ...
 
     def peek(self, request: Request) -> int:
@@ -190,3 +191,43 @@ class BlockPool:
         self.free_blocks -= need
         group.taken = True
         return True
+
+    def take_ticks(self, group: DecodeGroup, ticks: int) -> None:
+        """Take the blocks of the group's next `ticks` ticks, which are there.
+
+        Those of the first may be taken already; without any tick they are given back.
+        """
+        blocks = group.blocks_needed(ticks) if ticks else 0
+        if group.taken:
+            blocks -= group.needs[group.clock % self.block_tokens]
+        self.free_blocks -= blocks
+
+
+class CachingPool(BlockPool):
+    """KV memory that keeps content after use: what the engine asks of each such memory.
+
+    `free_blocks` counts the blocks that are cached and unused as well.
+
+    Attributes:
+        shared_blocks: What the sum over requests of blocks held exceeds the blocks in use by.
+    """
+
+    __slots__ = ()
+
+    has_cache: ClassVar[bool] = True
+    commits: ClassVar[bool] = False
+    """Content is kept from the end of the step that computed it on, which calls `commit`."""
+
+    shared_blocks: int
+
+    def losses(self, takes: Sequence[int]) -> list[int]:
+        """Blocks that would lose their content if so many were taken, one after the other.
+
+        Args:
+            takes: Blocks taken, one number for each iteration to come.
+        """
+        raise NotImplementedError
+
+    def verify(self) -> None:
+        """Assert that blocks are counted rightly."""
+        raise NotImplementedError

@@ -89,6 +89,11 @@ class PipelineReplica(Replica):
         self._busy_until_ns = 0
         self._landing = False
         super().__init__(env, spec, surroundings, recorder, **options)
+        if self.policy.alone:
+            name = type(self.policy).__name__
+            raise ConfigError(
+                f"policy {name}: not modelled on a pipeline; try pipeline_parallel: 1"
+            )
         self._logs_stages, self._keeps_steps = self._keeps_steps, False
         assert isinstance(self.step_time, PipelineStepTime)
         self._models: tuple[StepTimeModel, ...] = self.step_time.stages

@@ -20,14 +20,14 @@ from typing import ClassVar
 
 from sim.decode_group import DecodeGroup
 from sim.extents import Entry, Extent, Holding, Key, Nameless, Node, block_runs
-from sim.kvcache import BlockPool
+from sim.kvcache import CachingPool
 from sim.request import Request
 
 Path = list[tuple[Extent, int]]
 """Extents, and how many of their blocks, from the start on; all but the last one whole."""
 
 
-class PrefixCache(BlockPool):
+class PrefixCache(CachingPool):
     """Memory of a replica whose full blocks stay findable until their place is taken.
 
     Source: vLLM 0.8 to 0.19, ``vllm/v1/core/kv_cache_manager.py`` and ``block_pool.py``. A block
