@@ -276,7 +276,8 @@ def _replica(
     policy = parts.policy(pool, place, folder)
     with _told_at(place):
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
-    _check_prefix_cache(pool, role, place)
+    if policy.alone:
+        _check_alone(pool, role, where)
     host_link.check(policy, stages, place)
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
@@ -334,18 +335,23 @@ def _check_layout(pool: Pool, role: str, model: specs.ModelSpec, where: Where) -
         raise ConfigError(placed(where("pools", role, key), error)) from None
 
 
-def _check_prefix_cache(pool: Pool, role: str, place: str) -> None:
-    """A prefix cache is modelled on replicas of one stage that prefill and decode."""
-    if not pool.policy.get("prefix_cache"):
-        return
+def _check_alone(pool: Pool, role: str, where: Where) -> None:
+    """A policy that goes with replicas of one stage that do both, and sorts its queue itself."""
+    place, name = where("pools", role, "policy"), pool.policy["name"]
     if role != "colocated":
         raise ConfigError(
-            f"{place}.prefix_cache: not modelled in a {role} pool yet; try one colocated pool"
+            f"{place}.name: {name}: not modelled in a {role} pool; try one colocated pool, or "
+            "vllm-v1 here"
         )
     if pool.pipeline_parallel > 1:
         raise ConfigError(
-            f"{place}.prefix_cache: not modelled with pipeline_parallel "
-            f"{pool.pipeline_parallel} yet; try pipeline_parallel: 1"
+            f"{place}.name: {name}: not modelled with pipeline_parallel "
+            f"{pool.pipeline_parallel}; try pipeline_parallel: 1"
+        )
+    if pool.order["name"] != "fcfs":
+        raise ConfigError(
+            f"{where('pools', role, 'order')}: {pool.order['name']}: {name} sorts its queue "
+            "itself; leave order out, and choose policy.order: lpm or fcfs"
         )
 
 

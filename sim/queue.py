@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from sim.request import Request
@@ -111,6 +112,14 @@ class WaitingQueue(deque[Request]):
         """What a request knows does not change while it waits."""
         self.tokens += sign * (request.prompt_tokens + request.emitted_then)
         self.expected_cached += sign * request.expected_cached_tokens
+
+    def rearrange(self, requests: Iterable[Request]) -> None:
+        """Let those who wait, all of them, stand in this order; a first-come queue only."""
+        assert self.order.first_come
+        assert not self._front
+        ordered = list(requests)
+        self.clear()
+        self.extend(ordered)
 
     def _insert(self, request: Request) -> None:
         self._seq += 1

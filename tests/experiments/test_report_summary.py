@@ -100,9 +100,9 @@ def test_the_summary_names_every_metric_that_the_run_can_have():
 
     people = np.array(["a", "b", "b", "a"], object)
     places = {"replica": np.array([0, -1, 1, 1]), "decode_replica": np.full(4, -1)}
-    full = summary(
-        requests(tenant=people, session=people, **places), replicas=[Replica(), Second()]
-    )
+    table = requests(tenant=people, session=people, **places)
+    told = {"distance_tokens": {"n": 1}, "block_tokens": 16, "capacity_tokens": [], "hit_rate": []}
+    full = summary(table, replicas=[Replica(), Second()], reuse=told)
     plain = summary(replicas=[Plain()])
     names = {metric.name_in_files for metric in METRICS.values()}
     absent = {m.name_in_files for m in METRICS.values() if " Absent w" in m.definition}
