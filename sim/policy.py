@@ -41,6 +41,7 @@ class ReplicaState:
         held_back: Requests that would have had to preempt themselves in this pass, and were spared
             since another batch is under way: they keep their blocks and are not scheduled (rule
             87). Who preempts admits nobody in a pass that has `preempted` or `held_back` anyone.
+        found: Of the requests admitted in this pass, the tokens that were found cached.
         max_model_len: Longest prompt + max_tokens, or None.
         watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
         host: Host memory for victims; None where they are recomputed.
@@ -78,6 +79,7 @@ class ReplicaState:
         self.early = False
         self.held_back: list[Request] = []
         self.admitted: list[Request] = []
+        self.found: dict[Request, int] = {}
         self._on_preempt = on_preempt
         self._on_join = on_join
         self._on_leave = on_leave
@@ -111,6 +113,7 @@ class ReplicaState:
         self._seat(request)
         request.target_tokens = request.known_tokens
         request.computed_then = cached_tokens
+        self.found[request] = cached_tokens
         self.prefilling[request] = None
 
     def start_loaded(self, request: Request) -> None:

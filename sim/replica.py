@@ -75,6 +75,10 @@ class Surroundings(Protocol):
         """Start the transfers for which the replica has room now (decode role)."""
         ...
 
+    def may_find_more(self, replica: Replica) -> bool:
+        """Whether what runs on the replica may help a transfer for which there was no room."""
+        ...
+
     def finished(self, life: Lifetime, now_ns: int) -> None:
         """The client has all tokens of the request."""
         ...
@@ -135,10 +139,6 @@ class Replica:
         self._commits = self._cache is not None and self._cache.commits
         self._lost_before = 0
         self.host_link = _host_link(spec)
-        if self._cache is not None and role != "both":
-            raise ConfigError(
-                f"prefix_cache: not modelled on a {role} replica; try replicas that do both"
-            )
         self.state = ReplicaState(
             self.kv,
             spec.order,
@@ -373,11 +373,10 @@ class Replica:
         request.seat = -1
         self.kv.release(request)
 
-    def free_held(self, blocks: int) -> None:
+    def free_held(self, request: Request) -> None:
         """Blocks of a request that has left, kept for its transfer, are free."""
         self.sync()
-        self.kv.free_blocks += blocks
-        self.held_for_transfer -= blocks
+        self.held_for_transfer -= self.kv.release(request)
         self.relieved()
 
     def _take_out(self, request: Request) -> None:
@@ -437,7 +436,7 @@ class Replica:
             if state.preempted:
                 state.preempted = []
             if state.admitted:
-                state.admitted = []
+                state.admitted, state.found = [], {}
             if state.loaded and policy.joins_loaded:
                 state.join_loaded(policy.seats)
             batch = policy.schedule(state)
@@ -524,6 +523,8 @@ class Replica:
         n = batch.chunk_repeat if flight.chunks else batch.repeat
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
         if n == 1 or self.state.preempted:
+            return 1
+        if self.role == "decode" and self._cache and self._surroundings.may_find_more(self):
             return 1
         if n > self._longest_run:
             n = self._longest_run
@@ -767,7 +768,7 @@ class Replica:
         """Note the first schedule of requests that joined running in this pass."""
         for request in self.state.admitted:
             life = self.lives[request]
-            if self._cache is not None:
+            if self._cache is not None and request in self.state.found:
                 self._note_cached(request, life)
             if life.first_scheduled_ns == NEVER:
                 life.first_scheduled_ns = now
