@@ -199,7 +199,7 @@ def test_who_has_the_fewest_outputs_and_the_longest_prompt_is_retracted(run: Run
     # 13 slots are free; six steps of two decodes take 12: 14 each -> 113, seven tokens each.
     # 113: one slot for two. Request 1 has the longer prompt: its 6 slots are free, the 5 tokens of
     #      its prompt are evictable. 20 slots are wanted, so they are evicted. 12 -> 125.
-    # 125: request 0 has ended and left 11 tokens. Request 1 knows 12: they are evicted. P = 12: 147.
+    # 125: request 0 has ended and left 11 tokens. Request 1 knows 12: they go. P = 12: 147.
     both = [43, 57, 71, 85, 99, 113]
     assert got.tokens == [[14, *both, 125], [29, *both, 147]]
     assert got.preempted == [*[[]] * 8, [1], []]
