@@ -161,7 +161,7 @@ class Holding:
         pieces: (extent, blocks) of each, in order; what an extent lost to a cut, its `rest` has.
     """
 
-    __slots__ = ("stored_tokens", "blocks", "named", "pieces", "request")
+    __slots__ = ("blocks", "named", "pieces", "request", "stored_tokens")
 
     def __init__(self, request: Request, named: int) -> None:
         self.request = request
