@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from experiments import panels
 from experiments.cdf_figure import XScale
 from experiments.drawing import Drawing
-from experiments.layout import Legend, plain, stroke, title
+from experiments.layout import Legend, marker, plain, stroke, title
 from experiments.looks import Look, Style, looks
 from experiments.report import RunBundle, measured, unique_labels
 from sim.cache_metrics import blocks_over_time, has_cache, hits_over_time
@@ -37,6 +37,7 @@ def cache_drawings(bundles: Sequence[RunBundle], request_class: str | None = Non
     if not any(has_cache(bundle.replicas) for bundle in bundles):
         return []
     drawings = [_hits(bundles, request_class)]
+    drawings += _reuse(bundles)
     with_series = [each for each in bundles if len(each.series.get("cached_blocks", ()))]
     if with_series:
         drawings.append(_occupancy(with_series))
@@ -133,6 +134,106 @@ def _over_time(
         fig.update_yaxes(
             rangemode="tozero", tickformat="~s", title=lost, showgrid=True, row=2, col=1
         )
+    return fig
+
+
+# --- what an LRU cache would find
+
+
+def _reuse(bundles: Sequence[RunBundle]) -> list[Drawing]:
+    """Hits by the size of the cache: those of LRU over the trace, and of each variant."""
+    labels = unique_labels(bundles)
+    chosen = looks([bundle.policy for bundle in bundles])
+    told = [
+        (at, each.summary["reuse"]) for at, each in enumerate(bundles) if "reuse" in each.summary
+    ]
+    if not told:
+        return []
+    largest = max(_memory_tokens(bundles[at]) for at, _ in told)
+    curves: dict[str, tuple[list[float], list[float]]] = {}
+    for at, reuse in told:
+        curve = [float(x) for x in reuse["capacity_tokens"]], list(reuse["hit_rate"])
+        if largest > curve[0][-1]:  # nothing more is found
+            curve = [*curve[0], largest], [*curve[1], curve[1][-1]]
+        if curve not in curves.values():
+            curves[labels[at]] = curve
+    if len(curves) == 1:
+        curves = {"": next(iter(curves.values()))}
+    marks = {
+        labels[at]: (
+            _memory_tokens(bundles[at]),
+            bundles[at].summary["overall"]["prefix_hit_rate_tokens"],
+        )
+        for at, _ in told
+    }
+    rows = [
+        (f"LRU {name}".strip(), x, y)
+        for name, (xs, ys) in curves.items()
+        for x, y in zip(xs, ys, strict=True)
+    ]
+    rows += [(name, x, y) for name, (x, y) in marks.items()]
+    about = (
+        "Prompt tokens that an LRU cache of some size finds / prompt tokens, requests one after "
+        "the other in the order of the trace. A marker is what a variant found, at the size of the "
+        "KV memory of one of its replicas."
+    )
+
+    def make(style: Style, _: XScale) -> go.Figure:
+        return _by_size(curves, marks, [chosen[at] for at, _ in told], style)
+
+    header = ("what", "capacity_tokens", "prefix_hit_rate")
+    return [
+        Drawing("cache_size", "Prefix hits by the size of the cache", about, header, rows, make)
+    ]
+
+
+def _memory_tokens(bundle: RunBundle) -> float:
+    """Of the largest replica with a cache."""
+    return float(
+        max(r.total_blocks * r.block_tokens for r in bundle.replicas if r.lost_blocks is not None)
+    )
+
+
+def _by_size(
+    curves: Mapping[str, tuple[list[float], list[float]]],
+    marks: Mapping[str, tuple[float, float | None]],
+    chosen: Sequence[Look],
+    style: Style,
+) -> go.Figure:
+    import plotly.graph_objects as go
+
+    fig, height = panels.grid([""], style, 1)
+    names = [f"LRU, {name}" if name else "LRU" for name in curves]
+    legend = Legend.fit([*names, *marks], style)
+    greys = ("#222222", "#777777", "#aaaaaa")
+    for position, (text, (x, y)) in enumerate(
+        zip(legend.texts[: len(names)], curves.values(), strict=True)
+    ):
+        grey = Look(greys[position % len(greys)], "solid", "circle")
+        line = stroke(grey, style)
+        hover = "%{x:.3~s} tokens: %{y:.1%}<extra></extra>"
+        fig.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name=text, hovertemplate=hover))
+    for text, (name, (size, rate)), look in zip(
+        legend.texts[len(names) :], marks.items(), chosen, strict=True
+    ):
+        fig.add_trace(
+            go.Scatter(
+                x=[size],
+                y=[rate],
+                mode="markers",
+                marker=marker(look, style),
+                name=text,
+                hovertemplate=f"{plain(name)}: %{{y:.1%}}<extra></extra>",
+                cliponaxis=False,
+            )
+        )
+    panels.finish(fig, style, legend, height)
+    fig.update_xaxes(
+        type="log", tickformat="~s", dtick=1, showgrid=True, title=title("Cache (tokens)", style)
+    )
+    fig.update_yaxes(
+        range=[0, 1.015], tickformat=".0%", showgrid=True, title=title("Prefix hit rate", style)
+    )
     return fig
 
 

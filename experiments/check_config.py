@@ -15,7 +15,7 @@ from experiments.cluster import Where
 from experiments.explain import shown
 from experiments.names import unknown
 from experiments.parts import NEED_PREDICTOR
-from experiments.schema import Experiment, Workload
+from experiments.schema import Delay, Experiment, Patience, Workload
 from experiments.workload import trace_path
 from sim.errors import ConfigError
 
@@ -45,6 +45,8 @@ def check(experiment: Experiment, where: Where, folder: Path) -> None:
     _check_source(experiment.workload, where, folder)
     _check_arrivals(experiment.workload, where)
     _check_sessions(experiment.workload, where)
+    if experiment.workload.cancel is not None:
+        _check_drawn(experiment.workload.cancel.after, where, "workload", "cancel", "after")
     if experiment.decode_router is not None and experiment.pools.decode is None:
         raise ConfigError(f"{where('decode_router')}: there is no decode pool; try router")
     cluster.build(experiment, folder, where)
@@ -121,13 +123,13 @@ def _check_arrivals(workload: Workload, where: Where) -> None:
         raise ConfigError(f"{place}: {shown(window)}: expected [from, to] with 0 <= from < to")
 
 
-_OF_DELAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+_OF_DRAWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mean_s": ("constant", "exponential", "gamma", "lognormal"),
         "cv": ("gamma", "lognormal"),
     }
 )
-"""Keys of `delay`, and the distributions that need them; others have no use for them."""
+"""Keys of what is drawn, and the distributions that need them; others have no use for them."""
 
 
 def _check_sessions(workload: Workload, where: Where) -> None:
@@ -139,19 +141,24 @@ def _check_sessions(workload: Workload, where: Where) -> None:
             f"requests of preset {workload.preset} have no sessions"
         )
     delay = workload.sessions.delay
-    for key, distributions in _OF_DELAYS.items():
-        place = where("workload", "sessions", "delay", key)
-        given, belongs = getattr(delay, key), delay.distribution in distributions
-        if belongs and given is None:
-            raise ConfigError(f"{place}: is required by distribution {delay.distribution}")
-        if not belongs and given is not None:
-            choices = " or ".join(distributions)
-            raise ConfigError(
-                f"{place}: belongs to distribution {choices}, not to {delay.distribution}"
-            )
+    _check_drawn(delay, where, "workload", "sessions", "delay")
     if delay.mean_s == 0 and delay.distribution != "constant":
         place = where("workload", "sessions", "delay", "mean_s")
         raise ConfigError(f"{place}: 0: expected above 0; no delay at all is constant, mean_s 0")
+
+
+def _check_drawn(drawn: Delay | Patience, where: Where, *path: str) -> None:
+    """Each distribution has its keys, and no others."""
+    for key, distributions in _OF_DRAWN.items():
+        place = where(*path, key)
+        given, belongs = getattr(drawn, key), drawn.distribution in distributions
+        if belongs and given is None:
+            raise ConfigError(f"{place}: is required by distribution {drawn.distribution}")
+        if not belongs and given is not None:
+            choices = " or ".join(distributions)
+            raise ConfigError(
+                f"{place}: belongs to distribution {choices}, not to {drawn.distribution}"
+            )
 
 
 def _check_transfers(experiment: Experiment, where: Where) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import parts, pipeline, schema, step_times
+from experiments import host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -276,7 +276,9 @@ def _replica(
     policy = parts.policy(pool, place, folder)
     with _told_at(place):
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
-    _check_prefix_cache(pool, role, place)
+    if policy.alone:
+        _check_alone(pool, role, where)
+    host_link.check(policy, stages, place)
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
     )
@@ -290,11 +292,14 @@ def _replica(
         order=parts.order(pool, where("pools", role, "order"), folder),
         kv_bytes_per_token=specs.kv_bytes_per_token(model, pool.precision.kv),
         gpus=tp * len(stages),
+        host_bandwidth_bytes_per_s=host_link.bandwidth(pool, policy, device, stages),
+        host_overlap=pool.kv.host_overlap,
         kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [
         f"KV cache: {origin}.",
         f"step times: {told.model}: {told.origin}; error: {told.error}.",
+        *host_link.notes(pool, policy, spec),
         *_group_notes(pool, blocks),
         *pipeline.notes(pool, model, device, stages),
     ]
@@ -330,18 +335,23 @@ def _check_layout(pool: Pool, role: str, model: specs.ModelSpec, where: Where) -
         raise ConfigError(placed(where("pools", role, key), error)) from None
 
 
-def _check_prefix_cache(pool: Pool, role: str, place: str) -> None:
-    """A prefix cache is modelled on replicas of one stage that prefill and decode."""
-    if not pool.policy.get("prefix_cache"):
-        return
+def _check_alone(pool: Pool, role: str, where: Where) -> None:
+    """A policy that goes with replicas of one stage that do both, and sorts its queue itself."""
+    place, name = where("pools", role, "policy"), pool.policy["name"]
     if role != "colocated":
         raise ConfigError(
-            f"{place}.prefix_cache: not modelled in a {role} pool yet; try one colocated pool"
+            f"{place}.name: {name}: not modelled in a {role} pool; try one colocated pool, or "
+            "vllm-v1 here"
         )
     if pool.pipeline_parallel > 1:
         raise ConfigError(
-            f"{place}.prefix_cache: not modelled with pipeline_parallel "
-            f"{pool.pipeline_parallel} yet; try pipeline_parallel: 1"
+            f"{place}.name: {name}: not modelled with pipeline_parallel "
+            f"{pool.pipeline_parallel}; try pipeline_parallel: 1"
+        )
+    if pool.order["name"] != "fcfs":
+        raise ConfigError(
+            f"{where('pools', role, 'order')}: {pool.order['name']}: {name} sorts its queue "
+            "itself; leave order out, and choose policy.order: lpm or fcfs"
         )
 
 

@@ -94,12 +94,15 @@ class Results:
     def figures(self, style: str = "slide", x_scale: str = "log") -> dict[str, go.Figure]:
         """CDFs by metric: ``ttft``, ``tpot``, ``itl``, ``e2e``, ``normalised_latency``.
 
+        Then those of caches, classes, tenants and replicas, where there are any, by the names of
+        their files, such as ``kv_occupancy``.
+
         Args:
             style: A key of `experiments.looks.STYLES`.
             x_scale: ``log`` or ``linear``.
         """
         from experiments.cdf_figure import figure, lines_of
-        from experiments.figures import CDFS
+        from experiments.figures import CDFS, drawings_of
         from experiments.looks import STYLES
 
         if style not in STYLES:
@@ -111,6 +114,8 @@ class Results:
             lines = lines_of(self.bundles, key)
             if any(line.curve for line in lines):
                 drawn[key] = figure(key, lines, STYLES[style], x_scale)  # type: ignore[arg-type]
+        for each in drawings_of(self.bundles):
+            drawn[each.key] = each.make(STYLES[style], x_scale)  # type: ignore[arg-type]
         return drawn
 
     def table(self, format: str = "markdown") -> str:

@@ -128,6 +128,26 @@ class Sessions(Strict):
     since the turn before. Default: told from the rows, and refused where that leaves it open."""
 
 
+class Patience(Strict):
+    """How long a client waits, from the arrival of its request on."""
+
+    distribution: Literal["constant", "exponential", "gamma", "lognormal"]
+    """Drawn in trace order."""
+    mean_s: Annotated[float, Field(gt=0, le=1e6)]
+    """Mean, seconds."""
+    cv: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    """Coefficient of variation, for ``gamma`` and ``lognormal``."""
+
+
+class Cancel(Strict):
+    """Clients that give up: a request not finished by then is cancelled, and frees its memory."""
+
+    share: Annotated[float, Field(ge=0, le=1)]
+    """Probability that a request's client gives up."""
+    after: Patience
+    """When, such as {distribution: exponential, mean_s: 5}."""
+
+
 class Workload(Strict):
     """Which requests arrive, and when: a trace file or a synthetic preset."""
 
@@ -145,6 +165,9 @@ class Workload(Strict):
     sessions: Sessions | None = None
     """Let the turns of a session follow each other; ``{}`` for the defaults. Without this key every
     request arrives by itself, whatever session it belongs to."""
+    cancel: Cancel | None = None
+    """Let clients give up whom the trace (column ``cancel_after_s`` or ``_ms``) says nothing of,
+    such as {share: 0.1, after: {distribution: exponential, mean_s: 5}}."""
     max_tokens: Count | None = None
     """Most output tokens a client asks for where the trace does not say; what policies see.
     Default: the true output length, with a note that reservations were clairvoyant."""
@@ -172,6 +195,13 @@ class KV(Strict):
     """Share of device memory that the engine may use in all (0.9: vLLM's default)."""
     activation_reserve_bytes: Bytes | None = None
     """Memory kept for activations, bytes per GPU. Default: stated by the model's sheet."""
+    host_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of the link to host memory, one direction, all GPUs of a replica together, for policies that
+    move KV there (``vllm-v0`` with ``preemption: swap``). Default: the device's host link, from its
+    data sheet, times the GPUs."""
+    host_overlap: bool = False
+    """Copies over the host link run beside a step, which takes the longer of the two; else they
+    come before it."""
 
 
 def _even(value: object) -> object:

@@ -51,6 +51,7 @@ def summarize(
     windows: Windows | None = None,
     work: ModelWork | None = None,
     tenant_itl: Mapping[str, Gaps] | None = None,
+    reuse: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Sum up a run as values that JSON can hold; None stands for what is undefined.
 
@@ -69,6 +70,7 @@ def summarize(
         windows: Ends of the run that are not measured; None to measure all.
         work: FLOPs and bytes of the model; None where they are not known.
         tenant_itl: As `itl`, of each tenant.
+        reuse: Of the workload (see `experiments.reuse`); None where it is not known.
 
     Returns:
         Keys in a fixed order: counts, window, hardware, verdict, targets, the metrics over all
@@ -91,6 +93,7 @@ def summarize(
         **_over_time(requests, series, replicas, run),
         **_balance(requests, mask, replicas, run),
         **_of_the_peak(requests, replicas, work, run_end_ns),
+        **({} if reuse is None else {"reuse_distance": reuse["distance_tokens"]}),
     }
     summary = {
         "requests": _counts(requests),
@@ -105,9 +108,14 @@ def summarize(
         "overall": _in_order(overall),
         "classes": _parts(measured, request_classes(measured), itl, slo, run, of_class=True),
         "tenants": _parts(measured, request_tenants(measured), tenant_itl or {}, slo, run),
+        **({} if reuse is None else {"reuse": _curve_of(reuse)}),
     }
     jsonable: dict[str, Any] = _jsonable(summary)
     return jsonable
+
+
+def _curve_of(reuse: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in reuse.items() if name != "distance_tokens"}
 
 
 def _window(windows: Windows, run: _Run) -> dict[str, float]:
@@ -175,11 +183,18 @@ def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, A
         "goodput": metrics.per_second(met, window_s),
         "slo_attainment": slo_attainment(requests, slo),
         "preemptions": int(requests["preemptions"].sum()),
+        "swap_outs": int(requests["swap_outs"].sum()) if "swap_outs" in requests else 0,
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
+        **_of_swaps(requests),
         "cached_tokens": int(requests["cached_tokens"].sum()),
         **(_of_hits(requests) if run.cached else {}),
         **_fairness(requests),
     }
+
+
+def _of_swaps(requests: Requests) -> dict[str, int]:
+    swaps = int(requests["swap_outs"].sum()) if "swap_outs" in requests else 0
+    return {"swap_outs": swaps} if swaps else {}
 
 
 def _of_hits(requests: Requests) -> dict[str, Any]:

@@ -16,12 +16,13 @@ import numpy as np
 
 from experiments import cluster, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
+from experiments.reuse import reuse_of
 from experiments.schema import Experiment
 from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload, depends_on_ends, trace_path
-from sim.cache_metrics import saved_prefill_each_s
+from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.event_loop import simulate
 from sim.metrics import Gaps, Ints
 from sim.records import Record, ReplicaInfo, SimulationResult
@@ -270,6 +271,7 @@ def _bundle(
     summary = summarize(
         {**requests, "saved_prefill_s": saved},
         itl=gaps,
+        reuse=reuse_of(workload.trace) if has_cache(result.replicas) else None,
         tenant_itl=_gaps(result, groups, tenants) if len(tenants) > 1 else None,
         series=result.series,
         replicas=result.replicas,

@@ -65,11 +65,16 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
         PhasewiseError: One line: what cannot be read, or does not go together.
     """
     from traces.arrivals import make_source
+    from traces.cancellations import draw_cancellations
     from traces.sessions import SessionSource
     from traces.workload import resolve
 
     config = experiment.workload
     trace = _arriving(config, experiment.seed, folder)
+    if (cancel := config.cancel) is not None:
+        after = cancel.after
+        how = (cancel.share, after.distribution, after.mean_s, after.cv)
+        trace = draw_cancellations(trace, *how, seed=experiment.seed)
     cut: list[str] = []
     if config.sessions is not None:
         trace, cut = _with_turns(trace, config, config.sessions, experiment.seed)

@@ -15,6 +15,7 @@ from policies.predictors import Bucket, Noisy, Oracle
 from policies.prefill_first import PrefillFirst
 from policies.routing import LeastOutstanding, LeastTokens, PowerOfTwo, RandomChoice, RoundRobin
 from policies.sarathi import Sarathi
+from policies.sglang import LongestPrefix
 from policies.static_batching import StaticBatching
 from policies.token_budget import TokenBudget
 from sim.queue import FirstCome
@@ -25,6 +26,7 @@ POLICIES = {
     "vllm-v0": PrefillFirst,
     "vllm-v1": TokenBudget,
     "sarathi": Sarathi,
+    "sglang": LongestPrefix,
 }
 
 ROUTERS = {

@@ -13,7 +13,7 @@ from heapq import heappop
 from typing import Any
 
 from simpy import Environment
-from simpy.core import Infinity, SimTime
+from simpy.core import EmptySchedule, Infinity, SimTime
 from simpy.events import Event
 
 
@@ -49,19 +49,28 @@ class Clock(Environment):
     """
 
     def step(self) -> None:
-        """Process the next event that anybody waits for."""
-        self._drop_void()
-        super().step()
+        """Process the next event that anybody waits for (SimPy's own step, but for that)."""
+        queue = self._queue
+        while queue:
+            when_ns, _, _, event = heappop(queue)
+            callbacks = event.callbacks
+            if callbacks or not event._ok:
+                break
+        else:
+            raise EmptySchedule
+        self._now = when_ns
+        event.callbacks = None  # type: ignore[assignment]
+        for callback in callbacks:
+            callback(event)
+        if not event._ok and not hasattr(event, "_defused"):
+            raise event._value
 
     def peek(self) -> SimTime:
         """Time of the next event that anybody waits for; infinity if there is none."""
-        self._drop_void()
-        return self._queue[0][0] if self._queue else Infinity
-
-    def _drop_void(self) -> None:
         queue = self._queue
         while queue and not queue[0][3].callbacks and queue[0][3]._ok:
             heappop(queue)
+        return queue[0][0] if queue else Infinity
 
 
 class Instant(Event):

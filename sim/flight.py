@@ -7,9 +7,8 @@ from itertools import pairwise
 
 from sim.batch import ScheduledBatch
 from sim.decode_group import DecodeGroup
-from sim.kvcache import BlockPool
+from sim.kvcache import BlockPool, CachingPool
 from sim.policy import ReplicaState
-from sim.prefix_cache import PrefixCache
 from sim.records import Decision
 from sim.request import Request
 from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork
@@ -153,8 +152,8 @@ class DecisionNotes:
         self.free_after = [free - need for need in needs]
         self.cached: dict[int, int] = {}
         self.lost = [lost_blocks] + [0] * (len(needs) - 1)
-        if isinstance(state.kv, PrefixCache):
-            self.cached = {request.index: request.computed_then for request in state.admitted}
+        if isinstance(state.kv, CachingPool):
+            self.cached = {request.index: tokens for request, tokens in state.found.items()}
             takes = [b - a for a, b in pairwise(needs)]
             self.lost[1:] = state.kv.losses(takes)
 

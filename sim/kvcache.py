@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from sim.decode_group import DecodeGroup
@@ -38,7 +39,7 @@ class KVCache(Protocol):
         ...
 
     def match(self, request: Request) -> int:
-        """Tokens of the request found cached, at most known - 1. Looking changes nothing."""
+        """Tokens found cached of a request about to be admitted, at most known - 1."""
         ...
 
     def peek(self, request: Request) -> int:
@@ -51,6 +52,23 @@ class KVCache(Protocol):
         Tests and takes in one call; returns False, and changes nothing, if there are too few. A
         request that holds nothing is first given the blocks that `match` counts.
         """
+        ...
+
+    def reserve(self, request: Request, tokens: int, *, keep_free: int = 0) -> int | None:
+        """As `allocate`, on a decode replica, for KV that is yet to come.
+
+        Returns:
+            Leading tokens that need not come, as blocks with them are here; None if there are too
+            few blocks.
+        """
+        ...
+
+    def arrived(self, request: Request) -> None:
+        """The KV of the prompt of a request with reserved blocks is here."""
+        ...
+
+    def may_reserve_less(self, request: Request) -> bool:
+        """Whether decodes alone may let `reserve` succeed that just failed."""
         ...
 
     def commit(self, request: Request, tokens: int) -> None:
@@ -127,6 +145,17 @@ class BlockPool:
             group.follow_growth(request)
         return True
 
+    def reserve(self, request: Request, tokens: int, *, keep_free: int = 0) -> int | None:
+        """See `KVCache.reserve`."""
+        return 0 if self.allocate(request, tokens, keep_free=keep_free) else None
+
+    def arrived(self, request: Request) -> None:
+        """Nothing is shared, so nothing is published."""
+
+    def may_reserve_less(self, request: Request) -> bool:
+        """Decodes only take blocks."""
+        return False
+
     def commit(self, request: Request, tokens: int) -> None:
         """Nothing is shared, so nothing is published."""
 
@@ -162,3 +191,43 @@ class BlockPool:
         self.free_blocks -= need
         group.taken = True
         return True
+
+    def take_ticks(self, group: DecodeGroup, ticks: int) -> None:
+        """Take the blocks of the group's next `ticks` ticks, which are there.
+
+        Those of the first may be taken already; without any tick they are given back.
+        """
+        blocks = group.blocks_needed(ticks) if ticks else 0
+        if group.taken:
+            blocks -= group.needs[group.clock % self.block_tokens]
+        self.free_blocks -= blocks
+
+
+class CachingPool(BlockPool):
+    """KV memory that keeps content after use: what the engine asks of each such memory.
+
+    `free_blocks` counts the blocks that are cached and unused as well.
+
+    Attributes:
+        shared_blocks: What the sum over requests of blocks held exceeds the blocks in use by.
+    """
+
+    __slots__ = ()
+
+    has_cache: ClassVar[bool] = True
+    commits: ClassVar[bool] = False
+    """Content is kept from the end of the step that computed it on, which calls `commit`."""
+
+    shared_blocks: int
+
+    def losses(self, takes: Sequence[int]) -> list[int]:
+        """Blocks that would lose their content if so many were taken, one after the other.
+
+        Args:
+            takes: Blocks taken, one number for each iteration to come.
+        """
+        raise NotImplementedError
+
+    def verify(self) -> None:
+        """Assert that blocks are counted rightly."""
+        raise NotImplementedError

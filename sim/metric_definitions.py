@@ -172,11 +172,25 @@ METRICS: dict[str, Metric] = {
             "Times that a running request gave up its KV memory and went back to the queue.",
         ),
         Metric(
+            "swap_outs",
+            "Swap-outs",
+            "",
+            "Preemptions whose KV was moved to host memory, to be moved back instead of computed "
+            "again.",
+        ),
+        Metric(
             "recomputed_tokens",
             "Recomputed tokens",
             "tokens",
             "Tokens whose KV was computed again because it had been lost to a preemption or a "
             "failure.",
+        ),
+        Metric(
+            "swap_outs",
+            "Swapped out",
+            "",
+            "Preemptions whose KV moved to host memory, so that nothing was computed again. Absent "
+            "where none did.",
         ),
         Metric(
             "cached_tokens",
@@ -284,6 +298,18 @@ METRICS: dict[str, Metric] = {
             "tokens",
             "Tokens whose KV a prefix cache gave up since their place was needed, by whole blocks, "
             "over the whole run. Absent without a cache.",
+            of_requests=False,
+        ),
+        Metric(
+            "reuse_distance",
+            "Reuse distance",
+            "tokens",
+            "Tokens of other blocks used since a block was last used, of the blocks of prompts "
+            "that occur again: an LRU cache finds a block if it is larger. Of the whole trace, its "
+            "requests one after the other, in its own blocks; of up to 20,000 requests. Absent "
+            "without a prefix cache, and where nothing is known of the prompts.",
+            "neither",
+            spread=True,
             of_requests=False,
         ),
         Metric(

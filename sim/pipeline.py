@@ -89,8 +89,11 @@ class PipelineReplica(Replica):
         self._busy_until_ns = 0
         self._landing = False
         super().__init__(env, spec, surroundings, recorder, **options)
-        if self._cache is not None:
-            raise ConfigError("prefix_cache: not modelled on a pipeline; try pipeline_parallel: 1")
+        if self.policy.alone:
+            name = type(self.policy).__name__
+            raise ConfigError(
+                f"policy {name}: not modelled on a pipeline; try pipeline_parallel: 1"
+            )
         self._logs_stages, self._keeps_steps = self._keeps_steps, False
         assert isinstance(self.step_time, PipelineStepTime)
         self._models: tuple[StepTimeModel, ...] = self.step_time.stages
@@ -176,7 +179,7 @@ class PipelineReplica(Replica):
         n = self._iterations_alone(flight) if self._fast_forward else 1
         flight.ends_ns = [flight.start_ns] * n  # the length counts; the times follow
         if self._keeps_decisions:
-            flight.notes = DecisionNotes(flight, self.state)
+            flight.notes = DecisionNotes(flight, self.state, self._newly_lost())
         chunks = [request for request, _ in flight.chunks]
         group = self._empty_group() if flight.ticks else self.state.group
         riders = self.state.send_away(chunks, decodes=flight.ticks, next_group=group)

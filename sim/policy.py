@@ -41,6 +41,7 @@ class ReplicaState:
         held_back: Requests that would have had to preempt themselves in this pass, and were spared
             since another batch is under way: they keep their blocks and are not scheduled (rule
             87). Who preempts admits nobody in a pass that has `preempted` or `held_back` anyone.
+        found: Of the requests admitted in this pass, the tokens that were found cached.
         max_model_len: Longest prompt + max_tokens, or None.
         watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
         host: Host memory for victims; None where they are recomputed.
@@ -78,6 +79,7 @@ class ReplicaState:
         self.preempted: list[Request] = []
         self.held_back: list[Request] = []
         self.admitted: list[Request] = []
+        self.found: dict[Request, int] = {}
         self._on_preempt = on_preempt
         self._on_join = on_join
         self._on_leave = on_leave
@@ -113,6 +115,7 @@ class ReplicaState:
         self._seat(request)
         request.target_tokens = request.known_tokens
         request.computed_then = cached_tokens
+        self.found[request] = cached_tokens
         self.prefilling[request] = None
 
     def start_loaded(self, request: Request) -> None:
@@ -169,12 +172,16 @@ class ReplicaState:
         self.running = _merged(self.running, riders.running)
         self.prefilling = _merged(self.prefilling, riders.prefilling)
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, *, to_end: bool = False) -> None:
         """Its KV is freed, and it waits.
 
         By recompute: at the front of the queue, and later it prefills all it knows. With host
         memory its KV moves there and it goes on from there (`return_swapped`), unless that is full
         or the request could never return (rule 20).
+
+        Args:
+            request: Running.
+            to_end: To be recomputed it waits behind all others, not at the front.
         """
         first_tick = request.since
         ticks = None if request.group is None else request.group.leave(request)
@@ -189,10 +196,21 @@ class ReplicaState:
         else:
             self.kv.release(request, again=True)
             request.computed_then = request.target_tokens = 0
-            self.waiting.put_back(request)
+            if to_end:
+                self.waiting.join(request)
+            else:
+                self.waiting.put_back(request)
         self.preempted.append(request)
         if self._on_preempt is not None:
             self._on_preempt(request, lost, first_tick, ticks)
+
+    def rearrange(self, running: Sequence[Request]) -> None:
+        """Give the running requests, all of them, another order; those to come stand behind."""
+        for request in running:
+            self._seats += 1
+            request.seat = self._seats
+        self.running = dict.fromkeys(running)
+        self.prefilling = dict.fromkeys(r for r in running if r in self.prefilling)
 
     def _swap_out(self, request: Request) -> bool:
         """Move the KV of a victim to the host; False if it cannot stay there."""
@@ -359,9 +377,12 @@ class Policy:
         pulls_need_seat: A decode replica reserves for a transfer only while it has a free seat.
         preemptible: A queue order that preempts (`mlfq`) may do so before the policy decides.
         deliver_at_batch_end: Clients get all tokens when the batch is over.
+        alone: It runs only where replicas prefill and decode, in one stage, and sorts its queue
+            itself: no prefill or decode pool, no pipeline, no queue order but first come.
     """
 
     clairvoyant: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
     joins_loaded: ClassVar[bool] = True
     pulls_need_seat: ClassVar[bool] = False
     preemptible: ClassVar[bool] = False

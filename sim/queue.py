@@ -163,6 +163,14 @@ class WaitingQueue(deque[Request]):
         self.tokens += sign * (request.prompt_tokens + request.emitted_then)
         self.expected_cached += sign * request.expected_cached_tokens
 
+    def rearrange(self, requests: Iterable[Request]) -> None:
+        """Let those who wait, all of them, stand in this order; a first-come queue only."""
+        assert self.order.first_come
+        assert not self._front
+        ordered = list(requests)
+        self.clear()
+        self.extend(ordered)
+
     def _insert(self, request: Request) -> None:
         self._seq += 1
         entry = (self.order.key(request), self._seq)

@@ -24,8 +24,8 @@ from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError, StuckError
 from sim.flight import DecisionNotes, Flight
 from sim.host import HostLink, HostMemory
+from sim.kvcache import CachingPool
 from sim.policy import Policy, ReplicaState
-from sim.prefix_cache import PrefixCache
 from sim.queue import ChangingOrder, FirstCome, QueueOrder
 from sim.records import ADMITTED, PREEMPTED, PREFILLED, Decision, Lifetime, Recorder
 from sim.request import NEVER, Request
@@ -73,6 +73,10 @@ class Surroundings(Protocol):
 
     def pull(self, replica: Replica) -> None:
         """Start the transfers for which the replica has room now (decode role)."""
+        ...
+
+    def may_find_more(self, replica: Replica) -> bool:
+        """Whether what runs on the replica may help a transfer for which there was no room."""
         ...
 
     def finished(self, life: Lifetime, now_ns: int) -> None:
@@ -126,16 +130,15 @@ class Replica:
         self._asks_spread = asks_spread(self.step_time)
         self.place, self.index, self.role = place, index, role
         self.policy = copy.deepcopy(spec.policy)
+        if self.policy.alone:
+            _refuse_company(spec, role)
         self.policy.check(spec.num_blocks, spec.block_tokens, spec.max_model_len)
         self.watermark = self.policy.watermark_blocks(spec.num_blocks)
         self.kv = self.policy.memory(spec.num_blocks, spec.block_tokens)
-        self._cache = self.kv if isinstance(self.kv, PrefixCache) else None
+        self._cache = self.kv if isinstance(self.kv, CachingPool) else None
+        self._commits = self._cache is not None and self._cache.commits
         self._lost_before = 0
         self.host_link = _host_link(spec)
-        if self._cache is not None and role != "both":
-            raise ConfigError(
-                f"prefix_cache: not modelled on a {role} replica; try replicas that do both"
-            )
         order = copy.deepcopy(spec.order)
         if isinstance(order, ChangingOrder):
             order.begin(self._alone_ns)
@@ -389,11 +392,10 @@ class Replica:
         request.seat = -1
         self.kv.release(request)
 
-    def free_held(self, blocks: int) -> None:
+    def free_held(self, request: Request) -> None:
         """Blocks of a request that has left, kept for its transfer, are free."""
         self.sync()
-        self.kv.free_blocks += blocks
-        self.held_for_transfer -= blocks
+        self.held_for_transfer -= self.kv.release(request)
         self.relieved()
 
     def _take_out(self, request: Request) -> None:
@@ -453,7 +455,7 @@ class Replica:
             if state.preempted:
                 state.preempted = []
             if state.admitted:
-                state.admitted = []
+                state.admitted, state.found = [], {}
             if state.loaded and policy.joins_loaded:
                 state.join_loaded(policy.seats)
             if self._changing is not None and self._made_way(self._changing, now):
@@ -545,6 +547,8 @@ class Replica:
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
         if n == 1 or self.state.preempted:
             return 1
+        if self.role == "decode" and self._cache and self._surroundings.may_find_more(self):
+            return 1
         if n > self._longest_run:
             n = self._longest_run
         have = self.kv.free_blocks - batch.spare_blocks
@@ -624,11 +628,8 @@ class Replica:
         # The first tick ahead may have its blocks already. Of a run that was cut where it was last
         # synced, that tick never starts, and gives them back.
         started = len(new) + more
-        if started != had:
-            blocks = group.blocks_needed(started) if started else 0
-            self.kv.free_blocks -= blocks
-            if had:
-                self.kv.free_blocks += group.needs[group.clock % group.block_tokens]
+        if started != group.taken:
+            self.kv.take_ticks(group, started)
         group.advance(new)
         group.taken = more
 
@@ -662,18 +663,35 @@ class Replica:
         if given_up:
             self._stop_decodes(flight, done)
         self._count(flight, n)
-        for request, _ in flight.chunks:
-            if given_up and request in given_up:
-                del self.state.prefilling[request]
-                done.append(request)
-            elif request.computed_then == request.target_tokens and self._prefilled(request, now):
-                done.append(request)
+        if flight.chunks:
+            self._end_chunks(flight, done, now)
         if done:
             if len(done) > 1 and flight.batch.in_running_order:
                 done.sort(key=_by_seat)
             self._leave(done, now)
         if self._check:
             self.verify()
+
+    def _end_chunks(self, flight: Flight, done: list[Request], now: int) -> None:
+        """Prefill pieces are over. A cache that asks for it gets them one by one, in batch order.
+
+        Whoever has emitted its last token joins `done`, or has left already where the cache asks.
+        """
+        given_up, commits = flight.given_up, self._commits
+        for request, _ in flight.chunks:
+            if given_up and request in given_up:
+                del self.state.prefilling[request]
+                leaves = True
+            else:
+                complete = request.computed_then == request.target_tokens
+                leaves = complete and self._prefilled(request, now)
+            if not commits:
+                if leaves:
+                    done.append(request)
+            elif leaves:
+                self._leave((request,), now)
+            else:
+                self.kv.commit(request, request.computed_then)
 
     def _finish_decodes(self, group: DecodeGroup, done: list[Request]) -> None:
         """Requests that emitted their last token here with the tick just completed."""
@@ -792,7 +810,7 @@ class Replica:
         """Note the first schedule of requests that joined running in this pass."""
         for request in self.state.admitted:
             life = self.lives[request]
-            if self._cache is not None:
+            if self._cache is not None and request in self.state.found:
                 self._note_cached(request, life)
             if life.first_scheduled_ns == NEVER:
                 life.first_scheduled_ns = now
@@ -964,6 +982,20 @@ class Replica:
 def _host_link(spec: ReplicaSpec) -> HostLink | None:
     bandwidth = spec.host_bandwidth_bytes_per_s
     return None if bandwidth is None else HostLink(bandwidth, overlap=spec.host_overlap)
+
+
+def _refuse_company(spec: ReplicaSpec, role: str) -> None:
+    """Raise `ConfigError` where a policy that is `alone` is given what it does not go with."""
+    name = type(spec.policy).__name__
+    if role != "both":
+        raise ConfigError(
+            f"policy {name}: not modelled on a {role} replica; try one pool whose replicas do both"
+        )
+    if not spec.order.first_come:
+        raise ConfigError(
+            f"order: policy {name} sorts its queue itself, by its own option order; "
+            "leave the pool's order at fcfs"
+        )
 
 
 def _by_seat(request: Request) -> int:

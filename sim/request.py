@@ -81,6 +81,8 @@ class Trace:
         content: what the tokens of each request are; None: what `block_ids` say.
         delay_ns: int64, delay after the end of the causing request (closed loop, sessions).
         cancel_after_ns: int64 from arrival, -1 for never.
+        request_id: object array of str or None, names for `after`.
+        after: names of the requests that have to end before each, beside the turn before it.
         prompts_are_whole: the prompt of each turn is known to hold all that was said before.
         source: what it was read from, for messages and summaries.
         notes: what was odd in the source and what was done about it, one sentence each.
@@ -102,6 +104,8 @@ class Trace:
     content: Sequence[Content | None] | None = None
     delay_ns: Ints | None = None
     cancel_after_ns: Ints | None = None
+    request_id: npt.NDArray[np.object_] | None = None
+    after: Sequence[tuple[str, ...]] | None = None
     prompts_are_whole: bool = False
     source: str = ""
     notes: list[str] = field(default_factory=list)
@@ -117,7 +121,7 @@ class Trace:
             value = getattr(self, column.name)
             if isinstance(value, np.ndarray):
                 chosen[column.name] = value[positions]
-            elif column.name in ("block_ids", "content") and value is not None:
+            elif column.name in ("block_ids", "content", "after") and value is not None:
                 chosen[column.name] = [value[i] for i in positions.tolist()]
             elif column.name == "notes":
                 chosen[column.name] = list(value)

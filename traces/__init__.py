@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sim.errors import TraceError, nearest
 from sim.request import Trace
-from traces import aiperf, azure, burstgpt, mooncake, servegen, table, vidur_lengths, weka
+from traces import aiperf, azure, bailian, burstgpt, mooncake, servegen, table, vidur_lengths, weka
 from traces.rows import first_document, first_line, fold, sniff_delimiter
 from traces.source import Source, read_source
 
@@ -49,6 +49,10 @@ LOADERS: dict[str, Loader] = {
         aiperf.load, aiperf.recognise, "AIPerf and Dynamo sessions (JSON lines, new tokens)",
         tuple(aiperf.COLUMNS), json_only=True,
     ),
+    "bailian": Loader(
+        bailian.load, bailian.recognise, "Bailian (JSON lines, chats, block ids of 16 tokens)",
+        tuple(bailian.COLUMNS), json_only=True,
+    ),
     "mooncake": Loader(
         mooncake.load, mooncake.recognise, "Mooncake (JSON lines, block ids of 512 tokens)",
         tuple(mooncake.COLUMNS),
@@ -76,11 +80,6 @@ LOADERS: dict[str, Loader] = {
     ),
 }  # fmt: skip
 """Formats by name."""
-
-_LATER = {
-    "Bailian": frozenset({"chatid", "parentchatid"}),
-}
-"""Formats that would be misread as plain tables."""
 
 
 def load(
@@ -131,12 +130,6 @@ def recognise(source: Source, columns: Mapping[str, str] | None = None) -> str:
         names, plain = _json_names(source), "jsonl"
     else:
         names, plain = _csv_names(source, start), "csv"
-    for later, keys in _LATER.items():
-        if keys <= names and columns is None:
-            raise TraceError(
-                f"{source.name}: rows of {later}, a format not read yet; expected one of"
-                f" {', '.join(LOADERS)}, or a column map"
-            )
     fitting = (
         name
         for name, loader in LOADERS.items()

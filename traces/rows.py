@@ -124,6 +124,21 @@ class Rows(ABC):
         ends = list(accumulate(map(len, lists), initial=0))
         return [flat[start:end] for start, end in pairwise(ends)]
 
+    def name_lists(self, name: str) -> list[tuple[str, ...]]:
+        """(n,) names in each field: a list, or a text that is split at blanks; empty for none.
+
+        Raises:
+            TraceError: Neither, with file, line and value.
+        """
+        lists: list[tuple[str, ...]] = []
+        for i, raw in enumerate(self.raw(name, range(len(self)))):
+            value = raw.split() if isinstance(raw, str) else [] if raw is None else raw
+            value = value if isinstance(value, list) else [value]
+            if any(isinstance(each, bool) or not isinstance(each, str | int) for each in value):
+                self.source.refuse(int(self.lines[i]), name, raw, "a list of names")
+            lists.append(tuple(map(str, value)))
+        return lists
+
     def find(self, *aliases: str) -> str | None:
         """The column that has one of these names, however written (case, blanks, underscores)."""
         wanted = [fold(alias) for alias in aliases]

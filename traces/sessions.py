@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -11,6 +11,7 @@ import numpy as np
 from sim.errors import TraceError, nearest
 from sim.request import NEVER, Arrival, Ints, Trace
 from traces.arrivals import arrive
+from traces.joins import Joins, causes_of, check_order, trees_of
 from traces.workload import check_settled, fields_of
 
 OnFailedTurn = Literal["skip", "continue"]
@@ -33,6 +34,8 @@ class Sessions:
         first: (sessions,) row of the first turn of each.
         following: (n,) row of the next turn, -1 after the last.
         left: (n,) turns of the session after this one.
+        causes: Rows that also wait for requests of other sessions, to the rows of those.
+        tree: (sessions,) the session that begins those which wait for each other; itself for most.
     """
 
     of_row: Ints
@@ -40,9 +43,16 @@ class Sessions:
     first: Ints
     following: Ints
     left: Ints
+    causes: Mapping[int, tuple[int, ...]]
+    tree: Ints
 
     def __len__(self) -> int:
         return len(self.first)
+
+    @property
+    def starts(self) -> Ints:
+        """(k,) sessions that begin by themselves, in order of first appearance."""
+        return np.flatnonzero(self.tree == np.arange(len(self)))
 
     @property
     def later(self) -> Ints:
@@ -62,7 +72,7 @@ def sessions_of(trace: Trace) -> Sessions:
 
     Raises:
         TraceError: The trace has no sessions, or two rows of a session have the same number, or one
-            has a number and another has none.
+            has a number and another has none, or requests wait for what is not there.
     """
     if trace.session is None or all(name is None for name in trace.session.tolist()):
         raise TraceError(
@@ -81,7 +91,39 @@ def sessions_of(trace: Trace) -> Sessions:
     lengths = np.diff(np.concatenate((begins, [len(order)])))
     left = np.empty(len(trace), dtype=np.int64)
     left[order] = np.repeat(begins + lengths, lengths) - np.arange(len(order)) - 1
-    return Sessions(of_row, order, order[begins], following, left)
+    first = order[begins]
+    causes, tree = _trees(trace, of_row, first, following)
+    return Sessions(of_row, order, first, following, left, causes, tree)
+
+
+def _trees(
+    trace: Trace, of_row: Ints, first: Ints, following: Ints
+) -> tuple[dict[int, tuple[int, ...]], Ints]:
+    """Who waits for whom across sessions, and the session that begins the tree of each."""
+    causes = causes_of(trace)
+    if not causes:
+        return causes, np.arange(len(first))
+    check_order(trace, _before(following), causes)
+    group = trees_of(of_row, causes)
+    begins: dict[int, int] = {}
+    for session, row in enumerate(first.tolist()):
+        if row in causes:
+            continue
+        if begins.setdefault(int(group[session]), session) != session:
+            raise TraceError(
+                f"{trace.source}:{trace.row[row]}: after: two sessions wait for each other that"
+                " both begin by themselves; expected the first turn of one to come after a"
+                " request of the other"
+            )
+    return causes, np.array([begins[number] for number in group.tolist()], dtype=np.int64)
+
+
+def _before(following: Ints) -> Ints:
+    """(n,) the turn before each, -1 before the first."""
+    before = np.full(len(following), _OVER, dtype=np.int64)
+    followed = np.flatnonzero(following >= 0)
+    before[following[followed]] = followed
+    return before
 
 
 def _numbered(names: list[str | None]) -> Ints:
@@ -121,7 +163,9 @@ class SessionSource:
     from a session's first arrival until its last turn has ended, think times included.
 
     Rules 52 and 71 to 73. A turn that was rejected or has failed ends its session under ``skip``:
-    the turns left never arrive. A cancelled turn does not.
+    the turns left never arrive. A cancelled turn does not. Where requests also wait for those of
+    other sessions, as a parent for its sub-agents, see `traces.joins.Joins`; then "session" above
+    means the tree of sessions that wait for each other.
 
     Args:
         trace: In trace order, `max_tokens` settled by `resolve`, with a session column.
@@ -157,23 +201,31 @@ class SessionSource:
         self._fields = fields_of(trace)
         delays = trace.delay_ns
         self._delays: list[int] = [0] * len(trace) if delays is None else delays.tolist()
+        sessions = self.sessions
+        self._joins: Joins | None = None
+        if sessions.causes:
+            tree = sessions.tree[sessions.of_row]
+            self._joins = Joins(_before(sessions.following), sessions.causes, tree)
+        self._first: list[int] = sessions.first[sessions.starts].tolist()
         self._starts: list[tuple[int, int]] = self._begin_without_cause()
         self._restart()
 
     def _begin_without_cause(self) -> list[tuple[int, int]]:
         """(instant, row) of the first turns that wait for nothing, in the order of arrivals."""
-        first = self.sessions.first
+        first = self._first
         if self.concurrency is not None:
-            return [(0, row) for row in sorted(first[: self.concurrency].tolist())]
+            return [(0, row) for row in sorted(first[: self.concurrency])]
         times = self.trace.arrival_ns[first]
         if len(times) and times.min() < 0:
             name = self.trace.source or "trace"
             raise ValueError(f"{name}: sessions have no arrival times; give a concurrency")
-        return sorted(zip(times.tolist(), first.tolist(), strict=True))
+        return sorted(zip(times.tolist(), first, strict=True))
 
     def _restart(self) -> None:
         self._begun = len(self._starts)
         self.skipped = self.cut_short = 0
+        if self._joins is not None:
+            self._joins.restart()
 
     def __len__(self) -> int:
         return len(self.trace)
@@ -186,11 +238,16 @@ class SessionSource:
 
     def on_end(self, request_index: int, now_ns: int) -> Iterable[Arrival]:
         """The next turn of the session, its delay after `now_ns`; after the last, see the class."""
+        if self._joins is not None:
+            return self._joined(self._joins, request_index, now_ns, stops=False)
         row = self._following[request_index]
         return (self._caused(row, now_ns),) if row != _OVER else self._session_over(now_ns)
 
     def on_failed(self, request_index: int, now_ns: int) -> Iterable[Arrival]:
         """As `on_end`, of a request that was rejected or has failed."""
+        if self._joins is not None:
+            stops = self.on_failed_turn == "skip"
+            return self._joined(self._joins, request_index, now_ns, stops=stops)
         left = self._left[request_index]
         if self.on_failed_turn == "continue" or not left:
             return self.on_end(request_index, now_ns)
@@ -198,11 +255,19 @@ class SessionSource:
         self.cut_short += 1
         return self._session_over(now_ns)
 
+    def _joined(self, joins: Joins, row: int, now_ns: int, *, stops: bool) -> Iterable[Arrival]:
+        """As `on_end`, where requests may wait for several others."""
+        ready, over = joins.end(row, stops)
+        self.skipped = len(joins.skipped)
+        self.cut_short = len({int(self.sessions.of_row[each]) for each in joins.skipped})
+        caused = [self._caused(each, now_ns) for each in ready]
+        return (*caused, *self._session_over(now_ns)) if over else caused
+
     def _session_over(self, now_ns: int) -> Iterable[Arrival]:
         """The first turn of the session that gets the place, if there are places."""
-        if self._begun >= len(self.sessions):
+        if self._begun >= len(self._first):
             return ()
-        row = int(self.sessions.first[self._begun])
+        row = self._first[self._begun]
         self._begun += 1
         return (self._caused(row, now_ns),)
 
@@ -252,15 +317,17 @@ def begin_sessions(trace: Trace, process: str = "recorded", **options: Any) -> T
         TraceError: See `arrive` and `sessions_of`.
     """
     sessions = sessions_of(trace)
-    by_time = np.argsort(trace.arrival_ns[sessions.first], kind="stable")
+    begin = sessions.starts
+    by_time = begin[np.argsort(trace.arrival_ns[sessions.first[begin]], kind="stable")]
     # The column turn of the first turns carries the number of their session through `arrive`.
     starts = replace(trace.take(sessions.first[by_time]), turn=by_time)
     begun = arrive(starts, process, **options)
     assert begun.turn is not None
     when_ns = np.full(len(sessions), NEVER, dtype=np.int64)
     when_ns[begun.turn] = begun.arrival_ns
-    kept = np.isin(sessions.of_row, begun.turn)
-    timed = replace(trace, arrival_ns=when_ns[sessions.of_row]).take(kept)
+    begun_by = sessions.tree[sessions.of_row]
+    kept = np.isin(begun_by, begun.turn)
+    timed = replace(trace, arrival_ns=when_ns[begun_by]).take(kept)
     said = begun.notes[len(trace.notes) :]
     timed.notes += [_of_sessions(note) for note in said]
     return timed

@@ -23,12 +23,15 @@ BARE_TIMES = ("arrival", "timestamp", "arrival_time", "arrived_at", "time")
 """Arrival columns without a unit in the name: timestamps, or numbers taken as seconds."""
 
 TEXTS = {"session": ("session", "session_id"), "request_class": ("request_class", "class"),
-         "tenant": ("tenant",)}  # fmt: skip
+         "tenant": ("tenant",), "request_id": ("request_id",)}  # fmt: skip
 WHOLE = {"turn": NEVER, "priority": 0, "max_tokens": 0}
 """Optional whole numbers, and what an empty field means."""
 
 SPANS = {"deadline": NEVER, "delay": 0, "cancel_after": NEVER}
 """Optional lengths of time; columns are named with a unit, as ``deadline_s``."""
+
+_AFTER = ("after",)
+"""Names of the requests that have to end before this one arrives: a list, or text with blanks."""
 
 _BLOCKS = ("block_ids", "hash_ids")
 _BLOCK_SIZE = "block_ids_tokens"
@@ -37,8 +40,8 @@ _BLOCK_SIZE = "block_ids_tokens"
 def known_fields() -> list[str]:
     """Names that a column map may give a column of the file to."""
     timed = [f"{name}_{unit}" for name in ("arrival", *SPANS) for unit in values.UNITS]
-    plain = ["arrival", "prompt_tokens", "output_tokens", *TEXTS, *WHOLE, "block_ids", _BLOCK_SIZE]
-    return plain + timed
+    plain = ["arrival", "prompt_tokens", "output_tokens", *TEXTS, *WHOLE, "after", "block_ids"]
+    return [*plain, _BLOCK_SIZE, *timed]
 
 
 def check_map(renamed: dict[str, str], fields: list[str], source: Source) -> None:
@@ -78,6 +81,7 @@ def _load(rows: Rows, renamed: dict[str, str]) -> Trace:
     trace = columns(arrival_ns, rows.counts(prompt), rows.counts(output), rows.lines)
     reader.used += [prompt, output]
     reader.optional(trace)
+    reader.after(trace)
     reader.blocks(trace)
     note_ignored(rows.source, rows.names, reader.used)
     return assemble(rows.source, trace, absolute=absolute)
@@ -137,6 +141,12 @@ class _Reader:
             timed = self.timed(field)
             if timed is not None:
                 setattr(trace, f"{field}_ns", self.rows.spans_ns(*timed, blank))
+
+    def after(self, trace: Trace) -> None:
+        """Fill the requests that each comes after, if the file says."""
+        name = self.find("after", _AFTER)
+        if name is not None:
+            trace.after = self.rows.name_lists(name)
 
     def blocks(self, trace: Trace) -> None:
         """Fill the block ids, if their size is given too."""

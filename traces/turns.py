@@ -6,7 +6,6 @@ the prompt, and goes on with new ones (rule 40).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
@@ -17,17 +16,13 @@ from sim.content import LONGEST, Content
 from sim.errors import TraceError, nearest
 from sim.request import Trace
 from traces.chance import generator
+from traces.durations import draw_ns, said
 from traces.sessions import Sessions, sessions_of
 from traces.values import MAX_COUNT
 from traces.workload import resolve
 
 Prompts = Literal["whole", "incremental"]
 PROMPTS: tuple[str, ...] = get_args(Prompts)
-Distribution = Literal["constant", "exponential", "gamma", "lognormal"]
-DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
-
-_LONGEST_DELAY_S = 1e7
-"""116 days; a longer one is a slip, and sums of many still fit 64-bit integers."""
 
 
 def draw_delays(
@@ -46,33 +41,10 @@ def draw_delays(
         ValueError: An argument out of bounds, or no such distribution.
         TraceError: A drawn delay is beyond belief.
     """
-    if distribution not in DISTRIBUTIONS:
-        raise ValueError(f"delay: {distribution!r}{nearest(distribution, DISTRIBUTIONS)}")
-    if not 0 <= mean_s <= _LONGEST_DELAY_S or (mean_s == 0 and distribution != "constant"):
-        raise ValueError(f"delay: mean_s {mean_s}; expected above 0, or 0 of constant")
-    if distribution in ("gamma", "lognormal") and not (cv is not None and cv > 0):
-        raise ValueError(f"delay: cv {cv}; expected above 0 for {distribution}")
-    n, rng = len(trace), generator(seed, "delays")
-    if distribution == "constant":
-        delays_s = np.ones(n)
-    elif distribution == "exponential":
-        delays_s = rng.standard_exponential(n)
-    elif distribution == "gamma":
-        assert cv is not None
-        delays_s = rng.standard_gamma(1 / cv**2, n) * cv**2
-    else:
-        assert cv is not None
-        variance = math.log1p(cv**2)
-        delays_s = np.exp(rng.standard_normal(n) * math.sqrt(variance) - variance / 2)
-    delays_s = delays_s * mean_s  # drawn at mean 1, so that another mean scales the same pattern
-    if n and delays_s.max() > _LONGEST_DELAY_S:
-        raise TraceError(
-            f"sessions: a delay of {delays_s.max():.3g} s was drawn; expected at most"
-            f" {_LONGEST_DELAY_S:.3g} s: give a lower mean_s or cv"
-        )
-    shape = "" if cv is None else f", CV {cv:g}"
-    note = f"Sessions: delays before turns are drawn, {distribution}, mean {mean_s:g} s{shape}."
-    delay_ns = np.rint(delays_s * 1e9).astype(np.int64)
+    rng = generator(seed, "delays")
+    what = {"key": "delay", "what": "sessions: a delay"}
+    delay_ns = draw_ns(len(trace), distribution, mean_s, cv, rng, **what)
+    note = f"Sessions: delays before turns are drawn, {said(distribution, mean_s, cv)}."
     return replace(trace, delay_ns=delay_ns, notes=[*trace.notes, note])
 
 

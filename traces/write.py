@@ -13,7 +13,7 @@ from typing import Any
 from sim.errors import TraceError
 from sim.request import NEVER, Ints, Trace
 
-_TEXTS = ("session", "request_class", "tenant")
+_TEXTS = ("session", "request_class", "tenant", "request_id")
 _WHOLE = ("turn", "priority")
 _SPANS = ("deadline", "delay", "cancel_after")
 
@@ -71,6 +71,8 @@ def _columns(trace: Trace) -> dict[str, list[Any]]:
     for name in _SPANS:
         if (spans := getattr(trace, f"{name}_ns")) is not None:
             columns[f"{name}_s"] = _seconds(spans)
+    if trace.after is not None:
+        columns["after"] = [" ".join(names) or None for names in trace.after]
     if trace.block_ids is not None:
         columns["block_ids"] = [list(map(int, ids)) for ids in trace.block_ids]
         columns["block_ids_tokens"] = [trace.block_ids_tokens] * len(trace)

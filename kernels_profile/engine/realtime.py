@@ -16,7 +16,6 @@ from simpy import Environment
 from sim.clock import Instant
 from sim.errors import ProfileError
 from sim.flight import DecisionNotes, Flight
-from sim.prefix_cache import PrefixCache
 from sim.replica import Replica
 from sim.request import Ints
 from sim.step_time import StepTimeOrigin, StepWork
@@ -116,7 +115,7 @@ class CardStepTime:
         Raises:
             ProfileError: The batch is padded, or KV is shared, which the card does not do.
         """
-        if isinstance(replica.kv, PrefixCache):
+        if replica.kv.has_cache:
             raise ProfileError("engine: prefix_cache: the engine shares no KV; try false")
         if _is_padded(flight):
             name = type(replica.policy).__name__

@@ -31,15 +31,32 @@ NOT_OPTIONS = (
 
 
 _OPTIONAL = ("priority", "deadline_ns")
+SKIPPED = {
+    "status": "skipped",
+    "reason": None,
+    "token_times_ns": [],
+    "preemptions": 0,
+    "replica": None,
+    "decode_replica": None,
+}
+"""What is said of a turn that never arrived."""
 
 
 def observe(spec: Spec, *, fast_forward: bool) -> Observed:
     """What comes of the workload."""
     cluster, names = build(spec)
     record = Record(decisions=True, steps=True)
-    source = arrivals(spec)
+    source = _source(spec)
     result = simulate(source, cluster, fast_forward=fast_forward, check=True, record=record)
     return observe_result(spec, result, names)
+
+
+def _source(spec: Spec) -> Any:
+    if not any("session" in r for r in spec["requests"]) and "concurrency" not in spec:
+        return arrivals(spec)
+    from tests.conformance.sessioned import source_of
+
+    return source_of(spec)
 
 
 def arrivals(spec: Spec) -> list[Arrival]:
@@ -49,16 +66,21 @@ def arrivals(spec: Spec) -> list[Arrival]:
         most = r.get("max_tokens")
         output = r["output_tokens"]
         most = output if most is None else most
-        more = {name: r[name] for name in _OPTIONAL if name in r} | {"content": _content(r)}
-        if "cancel_at_ns" in r:
-            more["cancel_after_ns"] = r["cancel_at_ns"] - r["arrival_ns"]
-        elif "cancel_after_s" in r:
-            more["cancel_after_ns"] = round(r["cancel_after_s"] * 1e9)
+        more = {name: r[name] for name in _OPTIONAL if name in r}
+        more |= {"content": content_of(r), "cancel_after_ns": cancel_after_ns(r)}
         rows.append(Arrival(r["arrival_ns"], r["prompt_tokens"], output, most, index, **more))
     return sorted(rows, key=lambda arrival: arrival.arrival_ns)
 
 
-def _content(request: Spec) -> Content | None:
+def cancel_after_ns(request: Spec) -> int | None:
+    """When its client gives up, from its arrival; None: never."""
+    if "cancel_at_ns" in request:
+        return int(request["cancel_at_ns"] - request["arrival_ns"])
+    return round(request["cancel_after_s"] * 1e9) if "cancel_after_s" in request else None
+
+
+def content_of(request: Spec) -> Content | None:
+    """What its tokens are."""
     if "content" in request:
         return Content(request["content"])
     if "block_ids" not in request:
@@ -126,18 +148,16 @@ def _names(pool: PoolSpec) -> list[str]:
 def observe_result(spec: Spec, result: SimulationResult, names: list[str]) -> Observed:
     """A result in the common shape; `names` are those of its replicas."""
     table = {name: column.tolist() for name, column in result.requests.items()}
-    assert table["index"] == list(range(len(spec["requests"])))
-    requests = [
-        {
+    requests: list[dict[str, Any]] = [dict(SKIPPED) for _ in spec["requests"]]
+    for i, index in enumerate(table["index"]):
+        requests[index] = {
             "status": STATES[table["state"][i]],
             "reason": result.reasons[table["reason"][i]] or None,
-            "token_times_ns": result.token_times_ns(i).tolist(),
+            "token_times_ns": result.token_times_ns(index).tolist(),
             "preemptions": table["preemptions"][i],
             "replica": _name(names, table["replica"][i]),
             "decode_replica": _name(names, table["decode_replica"][i]),
         }
-        for i in table["index"]
-    ]
     log: dict[str, list[Any]] = {}
     for x in result.decisions:
         entry = [x.start_ns, x.end_ns, dict(x.tokens), list(x.preempted), x.free_after]

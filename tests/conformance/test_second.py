@@ -1,4 +1,4 @@
-"""Random workloads with swapping and with clients that give up, compared token by token.
+"""Random workloads with swapping, clients that give up and sessions, compared token by token.
 
 `make test` runs the first few hundred of each kind; the slow ones make 2,000.
 """
@@ -12,12 +12,13 @@ import pytest
 
 from sim.host import HostLink
 from sim.replica import Replica
-from sim.request import Request
+from sim.request import Arrival, Request
 from tests.conformance.second import Second, differs, load_second, replicas_of
 from tests.conformance.workloads import Spec
+from traces.sessions import SessionSource
 
 CHUNK = 50
-FEW = {"swap": 150, "cancel": 250}
+FEW = {"swap": 150, "cancel": 250, "sessions": 200}
 MANY = 2000
 
 QUICK = [(kind, first) for kind, few in FEW.items() for first in range(0, few, CHUNK)]
@@ -29,15 +30,19 @@ def second(shared: Path) -> Second:
     return load_second(shared)
 
 
-def _covered(spec: Spec) -> bool:
-    """Whether the workload is of these kinds alone: caches have their own comparison."""
-    return not any(x.get("prefix_cache") or x["policy"] == "sglang" for x in replicas_of(spec))
+def _covered(spec: Spec, kind: str) -> bool:
+    """Whether the workload is of its kind alone: caches have their own comparison."""
+    replicas = replicas_of(spec)
+    if any(x["policy"] == "sglang" for x in replicas):
+        return False
+    cached = any(x.get("prefix_cache") for x in replicas)
+    return not cached or (kind != "swap" and "disaggregated" not in spec)
 
 
 def _compare(second: Second, kind: str, first: int) -> None:
     for seed in range(first, first + CHUNK):
         spec = second.random_spec(seed, kind)
-        if _covered(spec):
+        if _covered(spec, kind):
             assert differs(second, spec) == [], f"{kind} {seed}"
 
 
@@ -69,11 +74,17 @@ def _at_once(replica: Replica, request: Request) -> None:
     replica.drop(request)
 
 
+def _without_thinking(source: SessionSource, row: int, now_ns: int) -> Arrival:
+    """The next turn arrives at once, whatever its delay."""
+    return source._arrival(row, now_ns)
+
+
 @pytest.mark.parametrize(
     ("kind", "cls", "name", "broken"),
     [
         ("swap", HostLink, "lengthened", _no_longer),
         ("cancel", Replica, "give_up", _at_once),
+        ("sessions", SessionSource, "_caused", _without_thinking),
     ],
 )
 def test_a_broken_engine_does_not_pass(
@@ -85,7 +96,7 @@ def test_a_broken_engine_does_not_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cls, name, broken)
-    specs = [spec for seed in range(40) if _covered(spec := second.random_spec(seed, kind))]
+    specs = [spec for seed in range(40) if _covered(spec := second.random_spec(seed, kind), kind)]
 
     assert sum(bool(differs(second, spec)) for spec in specs) > 3
 
@@ -117,15 +128,37 @@ CANCEL_CORNERS = (
     "cancelled row between steps",
     "batch over by cancellation",
 )
+SESSION_CORNERS = (
+    "caused by one cancelled",
+    "caused by one finished",
+    "caused by one finished, at once",
+    "caused by one rejected",
+    "hit of free blocks",
+    "place taken",
+    "several caused at one instant",
+    "turns skipped",
+)
 
 
-@pytest.mark.parametrize(("kind", "corners"), [("swap", SWAP_CORNERS), ("cancel", CANCEL_CORNERS)])
+@pytest.mark.parametrize(
+    ("kind", "corners"),
+    [("swap", SWAP_CORNERS), ("cancel", CANCEL_CORNERS), ("sessions", SESSION_CORNERS)],
+)
 def test_the_workloads_reach_the_corners(
     second: Second, kind: str, corners: tuple[str, ...]
 ) -> None:
     met: Counter[str] = Counter()
     for seed in range(FEW[kind]):
         spec = second.random_spec(seed, kind)
-        if _covered(spec):
+        if _covered(spec, kind):
             met.update(set(second.simulate(spec).corners))
     assert [corner for corner in corners if not met[corner]] == []
+
+
+def test_the_second_implementation_gives_what_was_worked_out_by_hand(second: Second) -> None:
+    from tests.reference import selfcheck
+
+    for name in selfcheck.EXAMPLES:
+        selfcheck.check_example(name)
+    selfcheck.check_counts()
+    selfcheck.check_tree()

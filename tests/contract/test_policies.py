@@ -36,6 +36,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"prefix_cache": True, "uncached_first": True, "max_num_seqs": 4},
     ],
     "sarathi": [{"max_num_seqs": 3, "budget_tokens": 5}],
+    "sglang": [
+        {"chunked_prefill_size": 8, "max_prefill_tokens": 16, "max_running_requests": 3},
+        {"chunked_prefill_size": None, "page_size": 4, "eviction": "lfu", "order": "fcfs"},
+        {"prefix_cache": False},
+    ],
 }
 """Options other than the defaults that are checked as well."""
 
@@ -59,7 +64,7 @@ SORTED = {
     f"{order}-{name}": Subject(name, policy, ROUTERS["round-robin"], {}, False, made(), Oracle())
     for order, made in ORDERS.items()
     for name, policy in POLICIES.items()
-    if order != "fcfs"
+    if order != "fcfs" and not policy.alone
 }
 
 quick = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
@@ -100,6 +105,7 @@ TRUTH = 1777
 @settings(max_examples=4, deadline=None)
 def test_nothing_a_policy_sees_holds_the_true_output_length(name: str, two_pools: bool) -> None:
     base = POLICIES[name]
+    assume(not (two_pools and base.alone))
     seen: list[Request] = []
 
     def schedule(self: Policy, state: ReplicaState) -> Any:

@@ -28,7 +28,9 @@ class Replica:
 class Run:
     """400 requests, one every 0.1 s, a tenth of the prompts found cached where there is a cache."""
 
-    def __init__(self, label, *, cache=False, classes=(), tenants=(), uneven=False, seed=0):
+    def __init__(
+        self, label, *, cache=False, classes=(), tenants=(), uneven=False, reuse=False, seed=0
+    ):
         rng = np.random.default_rng(seed)
         arrival_ns = np.arange(N) * S // 10
         first_ns = arrival_ns + rng.integers(S // 100, S, N)
@@ -68,8 +70,10 @@ class Run:
             "cached_blocks": np.tile([6, 0] if cache else [0, 0], 40),
             "lost_blocks": np.repeat(np.arange(40) if cache else np.zeros(40, np.int64), 2),
         }
+        curve = {"block_tokens": 16, "capacity_tokens": [16, 64], "hit_rate": [0.1, 0.5]}
         self.summary = summarize(
             self.requests,
+            reuse=curve | {"distance_tokens": {"n": 1}} if cache and reuse else None,
             itl=self.itl,
             series=self.series,
             replicas=self.replicas,
@@ -124,6 +128,16 @@ def test_bundles_without_these_columns_have_no_occupancy():
     run = Run("old", cache=True)
     del run.series["cached_blocks"], run.series["lost_blocks"]
     assert keys(cache_drawings([run])) == ["cache_hits"]
+
+
+def test_what_was_found_stands_beside_what_lru_finds():
+    runs = [Run("a"), Run("b", cache=True, reuse=True), Run("c", cache=True, reuse=True)]
+    by_size = drawing(cache_drawings(runs), "cache_size")
+    lru = [row[1:] for row in by_size.rows if row[0] == "LRU"]
+    assert lru == [(16, 0.1), (64, 0.5), (160, 0.5)]  # a replica holds ten blocks of 16
+    assert [row for row in by_size.rows if row[0] != "LRU"] == [("b", 160, 0.1), ("c", 160, 0.1)]
+    fig = by_size.make(SCREEN, "log")
+    assert [trace.mode for trace in fig.data] == ["lines", "markers", "markers"]
 
 
 def test_classes_and_tenants_have_panels_and_bars():
@@ -185,7 +199,14 @@ def test_loads_of_replicas_are_drawn_where_they_are_uneven():
 @pytest.mark.parametrize("style", [*STYLES.values(), SCREEN], ids=lambda style: style.name)
 def test_panels_and_legend_fit_into_every_figure(style):
     runs = [
-        Run(f"variant {i} of some length", cache=True, classes=["a", "b", "c"], uneven=True, seed=i)
+        Run(
+            f"variant {i} of some length",
+            cache=True,
+            classes=["a", "b", "c"],
+            uneven=True,
+            reuse=True,
+            seed=i,
+        )
         for i in range(3)
     ]
     for each in figures.drawings_of(runs):

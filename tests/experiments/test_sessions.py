@@ -142,7 +142,7 @@ def test_outputs_cut_by_max_tokens_are_cut_in_later_prompts_too(base: dict[str, 
     assert trace.prompt_tokens.tolist() == [100, 50, 124, 74, 9000, 9024]
 
 
-def test_burstgpt_sessions_are_asked_for_delay_and_prompts(
+def test_burstgpt_sessions_have_delays_and_are_asked_for_prompts(
     base: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "t.csv").write_text(
@@ -153,12 +153,13 @@ def test_burstgpt_sessions_are_asked_for_delay_and_prompts(
         "9.5,,2.0,GPT-4,20,10,30,Conversation log\n"
     )
     base["workload"]["sessions"] = {}
-    drawn = "workload.sessions.delay={distribution: constant, mean_s: 2}"
+    drawn = "workload.sessions.delay={distribution: constant, mean_s: 3}"
     whole = "workload.sessions.prompts=whole"
 
-    assert "workload.sessions.delay: recorded: " in refusal(base)
-    assert "1 of 1 later turns have prompts shorter" in refusal(base, drawn)
-    assert ms(run(base, drawn, whole).requests["arrival_ns"]) == [5000, 7100, 9500]
+    assert "1 of 1 later turns have prompts shorter" in refusal(base)
+    # The answer took 2 s in the recording, and 2 s later came the next turn; here it takes 0.1 s.
+    assert ms(run(base, whole).requests["arrival_ns"]) == [5000, 7100, 9500]
+    assert ms(run(base, drawn, whole).requests["arrival_ns"]) == [5000, 8100, 9500]
 
 
 def test_weka_conversations_run_in_closed_loop(base: dict[str, Any], shared: Path) -> None:

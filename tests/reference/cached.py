@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from .loading import refsim
 from .policies import VllmV1
-from .requests import Request
+from .request import Request
 
 
 class Block:
+    """A block of the pool: free if it has no users, cached if it has content."""
+
     def __init__(self, number: int):
         self.number = number
         self.users = 0
@@ -76,6 +78,8 @@ class BlockCache:
 
 
 class CachedVllmV1(VllmV1):
+    """`vllm-v1`; blocks are objects in lists, and the counters of the base class follow them."""
+
     def __init__(self, name, cfg, role):
         super().__init__(name, cfg, role)
         self.cache = BlockCache(self.total, cfg.get("uncached_first", False))
@@ -103,13 +107,12 @@ class CachedVllmV1(VllmV1):
     def register(self, r: Request, tokens: int) -> None:
         """A full block can be hit from the moment its last token is scheduled (rule 44)."""
         full = tokens // self.block_tokens
-        for block, content in zip(
-            r.table, self.sim.chains.of(r, full, self.block_tokens), strict=False
-        ):
+        chain = self.sim.chains.of(r, full, self.block_tokens)
+        for block, content in zip(r.table[:full], chain, strict=True):
             self.cache.register(block, content)
 
     def match(self, r: Request, tokens: int) -> list[Block]:
-        """Cached full blocks, so that at least one token is left to compute (41, 44, 47)."""
+        """Cached full blocks; at least one of the tokens is left to compute (41, 44, 47)."""
         most = (tokens - 1) // self.block_tokens
         return self.cache.find(self.sim.chains.of(r, most, self.block_tokens))
 
@@ -139,7 +142,7 @@ class CachedVllmV1(VllmV1):
             while self.blocks_for(r.computed + n) - len(r.table) > self.free:  # rule 46
                 victim = self.running[-1]
                 self.sim.note("preempted half-prefilled" if victim.prefilling else "preempted")
-                self.preempt(victim)  # its blocks stay cached while nobody takes them
+                self.preempt(victim)  # its content stays until blocks are taken
                 if victim is r:
                     self.sim.note("preempted itself")
                     return pieces
@@ -229,9 +232,7 @@ class CachedVllmV1(VllmV1):
 
     def check(self, reqs):
         """Free + used = total; every user is known; content and its index agree."""
-        super_free = len(self.cache.queue)
-        assert self.free == super_free
-        assert len(set(self.cache.queue)) == super_free
+        assert self.free == len(self.cache.queue) == len(set(self.cache.queue))
         users = dict.fromkeys(self.cache.blocks, 0)
         for r in reqs:
             held = r.table if r.at is self else []

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from .loading import refsim
-from .requests import Request
+from .request import Request
 
 
 class Common:
@@ -127,20 +127,22 @@ class Common:
 
 
 class Orca(Common, refsim.Orca):
-    pass
+    """As in the base rules."""
 
 
 class Sarathi(Common, refsim.Sarathi):
-    pass
+    """As in the base rules."""
 
 
 class VllmV1(Common, refsim.VllmV1):
+    """As in the base rules, without a prefix cache."""
+
     def may_pull(self):
         return super().may_pull() and len(self.running) < self.max_seqs  # rule 32
 
 
 class VllmV0(Common, refsim.VllmV0):
-    pass
+    """As in the base rules, preemption by recompute."""
 
 
 class Static(Common, refsim.Static):

@@ -47,7 +47,7 @@ class RadixTree:
         return node, at
 
     def insert(self, tokens: list) -> tuple[Node, int]:
-        """Adds what is missing as one leaf. Returns the last node, and the tokens there were."""
+        """Adds what is missing as one leaf. Returns the last node and how much was there."""
         node, at = self.match(tokens)
         if at < len(tokens):
             self.clock += 1  # a new leaf is used still more recently

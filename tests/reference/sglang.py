@@ -12,7 +12,7 @@ from __future__ import annotations
 from .loading import refsim
 from .policies import Common
 from .radix import RadixTree, common
-from .requests import Request
+from .request import Request
 
 FIRST_RATIO = 0.7
 LEAST_RATIO = 0.098
@@ -24,6 +24,8 @@ IN_BATCH = 32  # tokens, both thresholds of in-batch caching
 
 
 class Sglang(Common, refsim.Replica):
+    """Memory is `free` slots, those of the tree's nodes, and those private to a request."""
+
     seqs_option = "max_running_requests"
     seqs_default = None
 
@@ -69,7 +71,7 @@ class Sglang(Common, refsim.Replica):
         r.private += n
 
     def keep(self, r: Request) -> None:
-        """An unfinished request after its extend step: insertion, then a match of its own."""
+        """An unfinished request at the end of its extend step: insertion, then a match."""
         if not self.caching:
             return
         self.insert(r)

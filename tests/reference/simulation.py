@@ -8,32 +8,36 @@ The spec has the arguments of the base reference's `simulate` as keys, and
 concurrency      N: closed loop, at most N sessions at a time (rules 52, 71)
 on_failed_turn   "skip" | "continue" (rule 52)
 
-Requests may carry the keys that requests.py names. The result is that of the base reference, with
+Requests may carry the keys that request.py names. The result is that of the base reference, with
 the states "cancelled" and "skipped" added to an outcome's, and `lost`: for each replica with a
 cache, blocks (`sglang`: tokens) that lost their content in all.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from .cached import CachedVllmV1
 from .loading import refsim
 from .policies import Orca, Sarathi, Static, VllmV0, VllmV1
-from .requests import Chains, Request
+from .request import Chains, Request
 from .sglang import Sglang
 from .swapped import SwappingVllmV0
 
 
 @dataclass
 class Transfer(refsim.Transfer):
+    """A transfer, and what it did not have to move."""
+
     cached_tokens: int = 0  # found cached on the decode side, not transferred
 
 
 @dataclass
 class Result(refsim.Result):
+    """The base reference's result and what the parts here add."""
+
     lost: dict = field(default_factory=dict)
     corners: Counter = field(default_factory=Counter)  # how often each corner case occurred
 
@@ -55,6 +59,8 @@ def policy_class(cfg: dict):
 
 
 class Simulation:
+    """One run."""
+
     def __init__(self, spec: dict):
         self.reqs = [Request(i, x) for i, x in enumerate(spec["requests"])]
         self.result = Result({})
@@ -104,7 +110,7 @@ class Simulation:
         for turns in sessions.values():
             if all(r.spec.get("turn") is not None for r in turns):  # else trace order (72)
                 turns.sort(key=lambda r: r.spec["turn"])
-            for before, after in itertools.pairwise(turns):
+            for before, after in pairwise(turns):
                 before.following, after.previous = after, before
             firsts.append(turns[0])
         places = spec.get("concurrency")
@@ -112,7 +118,9 @@ class Simulation:
             firsts.sort(key=lambda r: (r.arrival, r.index))
             self.arrivals = [(r.arrival, -1, r) for r in firsts]
         else:  # recorded arrival times are not used (71)
-            self.arrivals = [(0, -1, r) for r in firsts[:places]]
+            # Arrivals of one instant stand in trace order (part 1).
+            first = sorted(firsts[:places], key=lambda r: r.index)
+            self.arrivals = [(0, -1, r) for r in first]
             self.queue = firsts[places:]
 
     def end(self, r: Request, state: str) -> None:
@@ -159,6 +167,8 @@ class Simulation:
                     self.schedule(x)
             for x in self.everyone:
                 x.check(self.reqs)
+                routed = [r for r in self.reqs if r.at is x and r.ended is None]
+                assert x.outstanding == len(routed), "rule 26"
         return self.outcome()
 
     def steps_end(self) -> list[Request]:
@@ -185,7 +195,7 @@ class Simulation:
                 self.end(r, "cancelled")
                 if r.at is not None:
                     r.at.cancel(r)
-                else:  # its prefill ended in (1): not handed over (75)
+                else:  # its prefill ended in (1) (rule 75)
                     self.note("cancelled at the end of its prefill")
                     r.source.release_source(r)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .loading import refsim
 from .policies import Common, VllmV0
-from .requests import Request
+from .request import Request
 
 
 class SwappingVllmV0(VllmV0):
@@ -88,7 +88,7 @@ class SwappingVllmV0(VllmV0):
         pieces = []
         if self.swapped and self.waiting:
             self.sim.note("no prefill while something is swapped out")
-        if not self.swapped:  # while anything is swapped out nobody is admitted
+        if not self.swapped:  # else nobody is admitted
             pieces = self.prefills()
         if pieces:
             return pieces  # prefill only

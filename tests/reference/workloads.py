@@ -1,143 +1,33 @@
 """Small random workloads that provoke the corner cases of each part, and how often they do.
 
-    spec = random_spec(seed, kind)                  kinds: KINDS
-    coverage(kind, seeds)                           how many of them met each corner
-
-Coefficients of the step time are a few nanoseconds, so steps, arrivals and transfers tie often.
+spec = random_spec(seed, kind)                  kinds: KINDS
+python -m reference.workloads KIND COUNT        in how many of COUNT each corner was met
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 
-NS = 1e-9
-
-
-class Tokens:
-    """Prompts as lists of integers that share prefixes: branches of texts seen before."""
-
-    def __init__(self, rng: random.Random, block: int, longest: int):
-        self.rng = rng
-        self.block = block
-        self.longest = longest
-        self.fresh = 0
-        self.texts: list[list[int]] = []
-
-    def new(self, count: int) -> list[int]:
-        self.fresh += count
-        return list(range(self.fresh - count, self.fresh))
-
-    def prompt(self, share: float) -> list[int]:
-        """A new text, or the start of an old one, continued; often of an exact number of blocks."""
-        rng = self.rng
-        start: list[int] = []
-        if self.texts and rng.random() < share:
-            old = rng.choice(self.texts)
-            cut = rng.choice([len(old), len(old), rng.randint(1, len(old))])
-            if rng.random() < 0.5:
-                cut = max(1, cut // self.block * self.block)
-            start = old[: min(cut, self.longest)]
-        more = rng.choice([0, 0, 1, rng.randint(0, self.longest)]) if start else self.longest
-        more = rng.randint(0, max(0, min(more, self.longest - len(start))))
-        text = start + self.new(more)
-        if not text:
-            text = self.new(1)
-        if rng.random() < 0.3 and len(text) > self.block:
-            text = text[: len(text) // self.block * self.block]
-        return text
-
-
-def runs(tokens: list[int]) -> list[list[int]]:
-    """[[first, count], ..] of a list of integers."""
-    result: list[list[int]] = []
-    for token in tokens:
-        if result and result[-1][0] + result[-1][1] == token:
-            result[-1][1] += 1
-        else:
-            result.append([token, 1])
-    return result
-
-
-def step_time(rng: random.Random) -> dict:
-    """A few nanoseconds a step, so that ties occur."""
-    return {
-        "base_s": rng.choice([0, 1, 2, 5]) * NS,
-        "prefill_token_s": rng.choice([0, 1, 1, 2]) * NS,
-        "prefill_pair_s": rng.choice([0, 0, 0, 1]) * NS,
-        "decode_s": rng.choice([0, 1, 1]) * NS,
-        "context_token_s": rng.choice([0, 0, 1]) * NS,
-        "prefill_token_sq_s": rng.choice([0, 0, 0, 1]) * NS,
-    }
-
-
-def arrivals(rng: random.Random, count: int, spread: int) -> list[int]:
-    """Bursts: few different instants, many requests at each."""
-    instants = [rng.randint(0, spread) for _ in range(rng.randint(1, max(1, count // 2)))]
-    return sorted(rng.choice(instants) for _ in range(count))
-
-
-def shared_requests(rng: random.Random, block: int, longest: int, most: int, share: float) -> list:
-    """Requests whose prompts share prefixes, named by content or by block ids of a trace."""
-    count = rng.choice([rng.randint(2, 8), rng.randint(5, 20), rng.randint(10, 40)])
-    tokens = Tokens(rng, block, longest)
-    by_ids = rng.random() < 0.2
-    trace_block = rng.choice([block, 2 * block, 3])
-    ids: dict[tuple, int] = {}
-    requests = []
-    for arrival in arrivals(rng, count, rng.choice([0, 20, 100, 300])):
-        text = tokens.prompt(share)
-        output = rng.choice([1, 1, 2, rng.randint(1, most), rng.randint(1, most)])
-        request = {"prompt_tokens": len(text), "output_tokens": output, "arrival_ns": arrival}
-        if rng.random() < 0.4:
-            request["max_tokens"] = output + rng.choice([0, 1, 4])
-        if by_ids:  # every full block has one id for its whole prefix
-            blocks = -(-len(text) // trace_block)
-            request["block_ids"] = [
-                ids.setdefault(tuple(text[: (i + 1) * trace_block]), len(ids))
-                for i in range(blocks)
-            ]
-            request["block_ids_tokens"] = trace_block
-            tokens.texts.append(text)
-        else:
-            named = text + (tokens.new(output) if rng.random() < 0.5 else [])
-            request["content"] = runs(named)
-            tokens.texts.append(named)
-        requests.append(request)
-    return requests
-
-
-def blocks_needed(request: dict, block: int) -> int:
-    most = request.get("max_tokens", request["output_tokens"])
-    return -(-(request["prompt_tokens"] + most - 1) // block)
-
-
-def pool(rng: random.Random, requests: list, block: int) -> int:
-    """So few blocks that requests are preempted, and now and then rejected."""
-    largest = max(blocks_needed(r, block) for r in requests)
-    return max(1, largest + rng.choice([-1, 0, 0, 1, 1, 2, largest // 2, largest, 3 * largest]))
-
-
-def cached_v1(rng: random.Random, total: int, block: int, longest: int) -> dict:
-    cfg = {
-        "policy": "vllm-v1",
-        "total_blocks": total,
-        "block_tokens": block,
-        "prefix_cache": True,
-        "max_num_seqs": rng.choice([2, 4, 8, 256]),
-        "max_num_batched_tokens": rng.choice([1, 3, longest // 2 + 1, longest, 3 * longest, 2048]),
-        "step_time": step_time(rng),
-    }
-    if rng.random() < 0.3:
-        cfg["uncached_first"] = True
-    if rng.random() < 0.2:
-        cfg["reserve_full_prompt"] = True
-    if rng.random() < 0.2:
-        cfg["long_prefill_token_threshold"] = rng.choice([1, 3, block, 2 * block])
-    return cfg
+from .workload_parts import (
+    NS,
+    POLICIES,
+    Tokens,
+    any_policy,
+    base_replica,
+    cached_v1,
+    pool,
+    radix,
+    runs,
+    shared_requests,
+    swapping,
+    wire,
+)
 
 
 def cached(rng: random.Random) -> dict:
+    """`vllm-v1` with its prefix cache, short of memory."""
     block = rng.choice([1, 2, 3, 4, 4, 8])
     longest = rng.choice([2 * block, 4 * block, 8 * block])
     requests = shared_requests(rng, block, longest, rng.choice([3, 8, 2 * block + 2]), 0.7)
@@ -148,47 +38,6 @@ def cached(rng: random.Random) -> dict:
         "requests": requests,
         "replicas": replicas,
         "router": rng.choice(["round_robin", "least_outstanding"]),
-    }
-
-
-def base_replica(rng: random.Random, policy: str, total: int, block: int, longest: int) -> dict:
-    """A replica of any policy of the base rules."""
-    cfg = {
-        "policy": policy,
-        "total_blocks": total,
-        "block_tokens": block,
-        "step_time": step_time(rng),
-    }
-    seqs = rng.choice([1, 2, 4, 64])
-    if policy == "static":
-        cfg["batch_size"] = seqs
-        cfg["pad_prompts"] = rng.choice([True, "attention", False])
-        cfg["keep_finished_slots"] = rng.random() < 0.7
-        cfg["return_at"] = rng.choice(["token", "token", "batch_end"])
-        cfg["batch_timeout_s"] = rng.choice([0, 0, 7 * NS, 30 * NS])
-    elif policy == "orca":
-        cfg["max_batch_size"] = seqs
-        cfg["reserve"] = rng.choice(["max_tokens", "oracle"])
-    elif policy == "sarathi":
-        cfg["max_num_seqs"] = seqs
-        cfg["budget_tokens"] = rng.choice([1, 3, longest // 2 + 1, longest, 512])
-    elif policy == "vllm-v0":
-        cfg["max_num_seqs"] = seqs
-        cfg["max_num_batched_tokens"] = rng.choice([2 * longest, 4 * longest, 2048])
-    else:
-        cfg = dict(cached_v1(rng, total, block, longest), prefix_cache=False)
-    return cfg
-
-
-POLICIES = ["static", "orca", "vllm-v0", "sarathi", "vllm-v1"]
-
-
-def wire(rng: random.Random) -> dict:
-    """A transfer of one token takes about one nanosecond."""
-    return {
-        "latency_s": rng.choice([0, 0, 3, 10]) * NS,
-        "kv_bytes_per_token": rng.choice([1, 2, 3]),
-        "bandwidth_bytes_per_s": rng.choice([1, 2, 2, 4]) * 1e9,
     }
 
 
@@ -223,19 +72,6 @@ def disaggregated_cached(rng: random.Random) -> dict:
     }
 
 
-def swapping(rng: random.Random, total: int, block: int, longest: int) -> dict:
-    """`vllm-v0` with swap; the host has little room, and a block's move takes a few nanoseconds."""
-    cfg = base_replica(rng, "vllm-v0", total, block, longest)
-    cfg["max_num_seqs"] = rng.choice([2, 4, 64, 64])
-    return dict(
-        cfg,
-        preemption="swap",
-        host_blocks=rng.choice([0, 2, total // 2, total, 4 * total]),
-        kv_bytes_per_token=rng.choice([1, 2, 3]),
-        host_bandwidth=rng.choice([0.7, 1, 2, 3, 16]) * 1e9,
-    )
-
-
 def swap(rng: random.Random) -> dict:
     """Swap in one pool, or on the decode side of two."""
     block = rng.choice([1, 2, 3, 4, 4, 8])
@@ -262,55 +98,8 @@ def swap(rng: random.Random) -> dict:
     }
 
 
-def any_policy(rng: random.Random, requests: list, block: int, longest: int) -> dict:
-    """Any policy but `sglang`, with or without a cache or swap."""
-    policy = rng.choice(
-        [
-            *POLICIES,
-            "static",
-            "static",
-            "sarathi",
-            "cached",
-            "cached",
-            "cached",
-            "swap",
-            "swap",
-            "swap",
-        ]
-    )
-    total = pool(rng, requests, block)
-    if policy in ("static", "orca"):
-        total += rng.choice([longest // block, 4 * longest // block])
-    if policy == "cached":
-        return cached_v1(rng, total, block, longest)
-    if policy == "swap":
-        return swapping(rng, total, block, longest)
-    return base_replica(rng, policy, total, block, longest)
-
-
-def radix(rng: random.Random, requests: list, longest: int) -> dict:
-    """A replica of `sglang`; slots are single tokens, and chunks are small."""
-    block = rng.choice([1, 1, 4, 16])
-    most = max(r["prompt_tokens"] + r.get("max_tokens", r["output_tokens"]) for r in requests)
-    slots = most + rng.choice([0, 1, 1, 2, 5, most // 2, most, 2 * most, 6 * most])
-    cfg = {
-        "policy": "sglang",
-        "total_blocks": -(-slots // block),
-        "block_tokens": block,
-        "step_time": step_time(rng),
-        "order": rng.choice(["lpm", "lpm", "lpm", "fcfs"]),
-        "chunked_prefill_size": rng.choice([3, longest // 2 + 1, longest, 3 * longest, 8192]),
-        "max_prefill_tokens": rng.choice([longest // 2 + 1, longest, 2 * longest, 16384, 16384]),
-    }
-    if rng.random() < 0.3:
-        cfg["max_running_requests"] = rng.choice([1, 2, 3, 6])
-    if rng.random() < 0.1:
-        cfg["prefix_cache"] = False
-    return cfg
-
-
 def growing(rng: random.Random, shape: str) -> dict:
-    """More outputs than new_token_ratio expects (retraction), or enough to reach its floor."""
+    """More outputs than new_token_ratio expects (retraction), or until it is at its floor."""
     longest = rng.choice([4, 8, 16])
     requests = shared_requests(rng, rng.choice([1, 4]), longest, 3, 0.6)
     output = rng.choice([10, 20, 40])
@@ -335,7 +124,7 @@ def growing(rng: random.Random, shape: str) -> dict:
 
 
 def sglang(rng: random.Random) -> dict:
-    """Short texts with ties, long ones for in-batch caching, queues, large max_tokens, growth."""
+    """Ties, in-batch caching of long texts, long queues, large max_tokens, growth."""
     shape = rng.choice(
         ["short"] * 4 + ["long"] * 6 + ["grow"] * 8 + ["queue", "queue", "wide", "floor"]
     )
@@ -362,7 +151,7 @@ def sglang(rng: random.Random) -> dict:
 
 
 def moments(spec: dict) -> dict[int, list[list[int]]]:
-    """For each request, in groups, instants worth a cancellation, from a run without any."""
+    """For each request groups of instants worth a cancellation, from a run without any."""
     from .simulation import simulate
 
     result = simulate(spec)
@@ -406,9 +195,8 @@ def cancel(rng: random.Random) -> dict:
     """Any policy, one pool or two; about half of the requests are cancelled at some instant."""
     block = rng.choice([1, 2, 3, 4, 4, 8])
     longest = rng.choice([2 * block, 4 * block])
-    requests = shared_requests(
-        rng, block, longest, rng.choice([8, 2 * block + 2, 4 * block + 2]), 0.7
-    )
+    most = rng.choice([8, 2 * block + 2, 4 * block + 2])
+    requests = shared_requests(rng, block, longest, most, 0.7)
     router = rng.choice(["round_robin", "least_outstanding"])
     if rng.random() < 0.4:
         cfg = any_policy(rng, requests, block, longest)
@@ -431,7 +219,7 @@ def cancel(rng: random.Random) -> dict:
         if rng.random() < 0.5:
             rare = [g for g in groups[i][7:9] if g]
             usual = [g for g in groups[i] if g]
-            at = rng.choice(rng.choice(rare if rare and rng.random() < 0.6 else usual))
+            at = rng.choice(rng.choice(rare if rare and rng.random() < 0.75 else usual))
             if rng.random() < 0.15:
                 at = common
             if rng.random() < 0.3 and at >= request["arrival_ns"]:
@@ -541,9 +329,7 @@ def coverage(kind: str, seeds: range) -> tuple[Counter, int]:
     for seed in seeds:
         result = simulate(random_spec(seed, kind))
         corners = set(result.corners)
-        corners |= {
-            o.status + (" " + o.reason if o.reason else "") for o in result.requests.values()
-        }
+        corners |= {f"{o.status} {o.reason or ''}".strip() for o in result.requests.values()}
         if any(d.start_ns == d.end_ns for d in result.log):
             corners.add("pass repeated")
         if any(t.cached_tokens for t in result.transfers):
@@ -552,3 +338,14 @@ def coverage(kind: str, seeds: range) -> tuple[Counter, int]:
             corners.add("lost content")
         met.update(corners)
     return met, len(seeds)
+
+
+def main() -> None:
+    kind, count = sys.argv[1], int(sys.argv[2])
+    met, total = coverage(kind, range(count))
+    for corner, n in sorted(met.items(), key=lambda item: -item[1]):
+        sys.stdout.write(f"{100 * n / total:6.1f} %  {corner}\n")
+
+
+if __name__ == "__main__":
+    main()

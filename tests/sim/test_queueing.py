@@ -24,6 +24,7 @@ ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
     "vllm-v0": {"max_num_seqs": 1},
     "vllm-v1": {"max_num_seqs": 1},
     "sarathi": {"max_num_seqs": 1},
+    "sglang": {"max_running_requests": 1},
 }
 """With one seat and one output token each policy is a server of constant service time."""
 

@@ -37,6 +37,7 @@ class Timeline:
         tokens: Token times of each request.
         preemptions: How often each request was preempted.
         reasons: Why each request was rejected, or None.
+        states: How each request ended.
         steps: (start, end, {request: tokens}) of each step, by replica.
         free: Free blocks while each step runs, by replica.
         preempted: Requests preempted by the pass before each step, by replica.
@@ -47,6 +48,7 @@ class Timeline:
     tokens: list[list[int]]
     preemptions: list[int]
     reasons: list[str | None]
+    states: list[str]
     steps: dict[str, list[tuple[int, int, dict[int, int]]]]
     free: dict[str, list[int]]
     preempted: dict[str, list[list[int]]]
@@ -154,6 +156,35 @@ def run_here(
     return _timeline(adapter.observe_result(spec, result, names))
 
 
+def run_giving_up(
+    requests: Sequence[Request],
+    cancelled: dict[int, int],
+    layout: Sequence[Spec] | Spec,
+    *,
+    fast_forward: bool,
+    router: str = "round_robin",
+    contents: Sequence[list[tuple[int, int]]] = (),
+) -> Timeline:
+    """The timeline on one pool, or on two (`pools`), with clients that give up.
+
+    Args:
+        requests: As in `run`.
+        cancelled: Who gives up, and when, microseconds.
+        layout: The replicas of one pool, or two pools.
+        fast_forward: Whether runs of equal decisions are advanced at once.
+        router: Name of the router.
+        contents: Runs of tokens (first, how many) of each request; its own ones if empty.
+    """
+    rows = _requests(requests)
+    for index, when in cancelled.items():
+        rows[index]["cancel_at_ns"] = 1000 * when
+    for row, content in zip(rows, contents, strict=False):
+        row["content"] = content
+    one = not isinstance(layout, dict)
+    where = {"replicas": list(layout), "router": router} if one else {"disaggregated": layout}
+    return _timeline(adapter.observe({"requests": rows, **where}, fast_forward=fast_forward))
+
+
 def _requests(requests: Sequence[Request]) -> list[Spec]:
     names = ("arrival_ns", "prompt_tokens", "output_tokens", "max_tokens")
     return [dict(zip(names, (1000 * arrival, *rest), strict=False)) for arrival, *rest in requests]
@@ -170,6 +201,7 @@ def _timeline(observed: Observed) -> Timeline:
         tokens=[[_us(t) for t in r["token_times_ns"]] for r in requests],
         preemptions=[r["preemptions"] for r in requests],
         reasons=[r["reason"] for r in requests],
+        states=[r["status"] for r in requests],
         steps={x: [(_us(s[0]), _us(s[1]), s[2]) for s in steps] for x, steps in log.items()},
         free={x: [s[4] for s in steps] for x, steps in log.items()},
         preempted={x: [s[3] for s in steps] for x, steps in log.items()},

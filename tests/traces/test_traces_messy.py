@@ -460,12 +460,6 @@ def test_plain_tables_carry_every_optional_column(tmp_path: Path) -> None:
     assert trace.cancel_after_ns.tolist() == [9_000_000_000, -1]
 
 
-def test_formats_of_later_are_refused_by_name(tmp_path: Path) -> None:
-    row = '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 3}\n'
-
-    assert "rows of Bailian" in refusal(tmp_path, row, "t.jsonl")
-
-
 def test_unknown_format_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="did you mean mooncake"):
         load(tmp_path, PLAIN + "0,1,1\n", format="moonkake")

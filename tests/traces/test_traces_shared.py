@@ -166,13 +166,25 @@ def test_weka_splits_conversations_and_sub_agents(shared: Path) -> None:
     assert int((trace.output_tokens == 0).sum()) == 1
 
 
-def test_weka_sub_agent_times_start_at_its_marker(shared: Path) -> None:
+def test_weka_sub_agents_fork_from_a_turn_and_join_a_later_one(shared: Path) -> None:
     trace = traces.load(shared / "traces" / "weka_claudecode_open.jsonl.gz")
 
-    assert trace.session is not None
-    first = np.array([session.endswith("agent_001-1") for session in trace.session])
-    starts = trace.arrival_ns[first & (trace.turn == 0)].tolist()
-    assert 79_224_000_000 in starts
+    assert trace.after is not None
+    assert trace.request_id is not None
+    assert trace.delay_ns is not None
+    rows = {name: row for row, name in enumerate(trace.request_id.tolist())}
+    agents = ["agent_001-1", "agent_002-2", "agent_003-3"]
+    first = [rows[f"trace_0277/{name}#0"] for name in agents]
+    # The parent's turn at 0 took 18.78 s. Results came at 79.224, 183.906 and 211.347 s, after
+    # 59.75, 164.445 and 191.873 s of work; the parent's next turn was at 228 s.
+    assert [trace.after[row] for row in first] == [("trace_0277#0",)] * 3
+    assert trace.arrival_ns[first].tolist() == [19_474_000_000, 19_461_000_000, 19_474_000_000]
+    assert trace.delay_ns[first].tolist() == [694_000_000, 681_000_000, 694_000_000]
+    joined = rows["trace_0277#1"]
+    lasts = zip(agents, (3, 11, 16), strict=True)
+    assert trace.after[joined] == tuple(f"trace_0277/{name}#{turn}" for name, turn in lasts)
+    assert trace.delay_ns[joined] == 16_653_000_000
+    assert sum(map(bool, trace.after)) == 9  # six agents, three turns that wait for them
 
 
 def test_weka_block_ids_do_not_meet_across_documents(shared: Path) -> None:

@@ -1,4 +1,4 @@
-"""Requests with token identity, cancellation and sessions: the base reference's, and more."""
+"""Requests with token identity, cancellation and sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Request(refsim.Req):
     block_ids, block_ids_tokens   ids of the trace's blocks of the prompt and their size in tokens
     content                       [[first, count], ..]: runs of integers that name the tokens
     cancel_at_ns, cancel_after_s  cancelled at an instant, or so long after its arrival
-    session, turn, delay_ns       closed loop: whose turn it is, its place, think time before it
+    session, turn, delay_ns       closed loop: whose turn, its place, and the think time before
     """
 
     def __init__(self, index: int, spec: dict):
@@ -59,7 +59,7 @@ class Request(refsim.Req):
             if (block + 1) * size <= self.p:  # only full blocks of the trace have a name
                 return (self.spec["block_ids"][block], position % size)
         elif self.previous is not None:
-            before = self.previous  # prompt then output of the turn before, cut to p
+            before = self.previous  # its prompt, then its output, cut to p
             if position < min(self.p, before.p + before.o):
                 return before.token(position)
         return ("own", self.index, position)
