@@ -38,6 +38,7 @@ class ReplicaState:
         now_ns: The instant of this pass.
         wake_at_ns: A policy may set it: have a pass at this instant although nothing happens.
         preempted: Requests preempted in this pass, in order.
+        early: Whoever is leaving does so between steps: their clients gave up.
         held_back: Requests that would have had to preempt themselves in this pass, and were spared
             since another batch is under way: they keep their blocks and are not scheduled (rule
             87). Who preempts admits nobody in a pass that has `preempted` or `held_back` anyone.
@@ -77,6 +78,7 @@ class ReplicaState:
         self.now_ns = 0
         self.wake_at_ns: int | None = None
         self.preempted: list[Request] = []
+        self.early = False
         self.held_back: list[Request] = []
         self.admitted: list[Request] = []
         self.found: dict[Request, int] = {}

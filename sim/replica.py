@@ -751,7 +751,9 @@ class Replica:
             self.state.prefilling.pop(request, None)
             self.state.paused.pop(request, None)
         if given_up:
+            self.state.early = True
             self._leave(given_up, now_ns(self.env))
+            self.state.early = False
 
     def _part(self, request: Request, now: int) -> None:
         """The client has its last token, or the last that this replica emits, or is gone."""
