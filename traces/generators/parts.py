@@ -23,10 +23,12 @@ class Part:
     Attributes:
         text: (n,) number of the text in each prompt, from 0 up; equal ones are the same tokens.
         tokens: (n,) how much of it each prompt has, from its start.
+        texts: Different texts that there may be.
     """
 
     text: Ints
     tokens: Ints
+    texts: int = 1
 
 
 class _OfParts(Generator):
@@ -50,10 +52,10 @@ class _OfParts(Generator):
         firsts, texts = [], 0
         for part in parts:
             firsts.append(((part.text + texts) * LONGEST).tolist())
-            texts += int(part.text.max(initial=-1)) + 1
+            texts += part.texts
         lengths = [part.tokens.tolist() for part in parts]
         trace.content = [
-            Content(_runs(i, first, many, (texts + i) * LONGEST, mine, order))
+            Content(_runs(first, many, (texts + i) * LONGEST, mine, order))
             for i, (first, many, mine) in enumerate(
                 zip(
                     zip(*firsts, strict=True), zip(*lengths, strict=True), own.tolist(), strict=True
@@ -64,7 +66,6 @@ class _OfParts(Generator):
 
 
 def _runs(
-    _: int,
     firsts: Iterable[int],
     lengths: Iterable[int],
     own_first: int,
@@ -101,7 +102,8 @@ class PrefixRepetition(_OfParts):
         # requests are the same whatever n is.
         rounds = -(-n // self.num_prefixes)
         drawn = generator(seed, "prefixes").random((rounds, self.num_prefixes))
-        return [Part(np.argsort(drawn, axis=1).ravel()[:n], np.full(n, self.prefix_tokens))]
+        chosen = np.argsort(drawn, axis=1).ravel()[:n]
+        return [Part(chosen, np.full(n, self.prefix_tokens), self.num_prefixes)]
 
     def own(self, n: int, seed: int) -> tuple[Ints, Ints]:
         return np.full(n, self.suffix_tokens), np.full(n, self.output_tokens)
@@ -144,7 +146,7 @@ class SystemPrompts(_OfParts):
         of_each = draw_tokens(
             self.system_tokens, self.system_cv, self.applications, seed, "system prompts"
         )
-        return [Part(chosen, of_each[chosen])]
+        return [Part(chosen, of_each[chosen], self.applications)]
 
     def own(self, n: int, seed: int) -> tuple[Ints, Ints]:
         return _asked(self.question_tokens, self.question_cv, n, seed), _answered(
@@ -185,7 +187,7 @@ class FewShot(_OfParts):
         )
         shown = each.reshape(self.tasks, self.examples).sum(axis=1)
         shared = Part(np.zeros(n, dtype=np.int64), np.full(n, self.instruction_tokens))
-        return [shared, Part(task, shown[task])]
+        return [shared, Part(task, shown[task], self.tasks)]
 
     def own(self, n: int, seed: int) -> tuple[Ints, Ints]:
         asked = _asked(self.question_tokens, self.question_cv, n, seed)
@@ -232,7 +234,7 @@ class Documents(_OfParts):
             self.document_tokens, self.document_cv, self.documents, seed, "document lengths"
         )
         shared = Part(np.zeros(n, dtype=np.int64), np.full(n, self.system_tokens))
-        return [shared, Part(chosen, each[chosen])]
+        return [shared, Part(chosen, each[chosen], self.documents)]
 
     def own(self, n: int, seed: int) -> tuple[Ints, Ints]:
         return _asked(self.question_tokens, self.question_cv, n, seed), _answered(
