@@ -62,6 +62,7 @@ bench:
 	@$(SUB) .venv/.installed-dev
 	@$(BIN)/python -m tests.bench.bench $(BENCH)
 	@$(BIN)/python -m tests.bench.bench_traces
+	@$(BIN)/python -m tests.bench.bench_prefix
 
 lint:
 	@echo "make lint: installs the development tools into .venv if need be, then runs ruff and mypy"

@@ -5,12 +5,13 @@
     wallclock.json     when and how long; all other files are the same bytes for the same seed
     requests.parquet   one row per arrived request: the trace's columns, state, times, tokens
     itl.parquet        distinct gaps between tokens and how often each occurred, per request class
-    series.parquet     waiting, running and KV blocks in use, per replica, on a fixed grid
+    series.parquet     waiting, running, KV blocks in use, cached and lost, per replica, on a grid
     transfers.parquet  KV moved from prefill to decode replicas
     steps.parquet      one row per run of iterations; can be off, no table or figure needs it
     summary.json       notes, metrics, verdict, replicas; written last: its presence says "finished"
 
-A run of several variants has one such folder for each, and `variants.json`, which lists them.
+A run of several variants has one such folder for each, and `variants.json`, which lists them and
+holds the answer, where the config asks for one.
 Times are integer nanoseconds from the start of the simulation; null where they never came.
 """
 

@@ -161,12 +161,15 @@ def table(
         str | None, typer.Option(help="markdown, latex or csv. Default: for the terminal.")
     ] = None,
     request_class: RequestClass = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="A row for each class or tenant of each variant.")
+    ] = None,
 ) -> None:
     """Print the comparison of results as a table."""
     from experiments import bundle, outcome
 
     heads = [bundle.read_head(folder) for folder in outcome.finished(folders)]
-    outcome.table(heads, format, request_class, outcome.answers(folders))
+    outcome.table(heads, format, request_class, outcome.answers(folders), by)
 
 
 @app.command()

@@ -278,7 +278,6 @@ def _replica(
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
     if policy.alone:
         _check_alone(pool, role, where)
-    _check_prefix_cache(pool, role, place)
     host_link.check(policy, stages, place)
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
@@ -353,21 +352,6 @@ def _check_alone(pool: Pool, role: str, where: Where) -> None:
         raise ConfigError(
             f"{where('pools', role, 'order')}: {pool.order['name']}: {name} sorts its queue "
             "itself; leave order out, and choose policy.order: lpm or fcfs"
-        )
-
-
-def _check_prefix_cache(pool: Pool, role: str, place: str) -> None:
-    """A prefix cache is modelled on replicas of one stage that prefill and decode."""
-    if not pool.policy.get("prefix_cache"):
-        return
-    if role != "colocated":
-        raise ConfigError(
-            f"{place}.prefix_cache: not modelled in a {role} pool yet; try one colocated pool"
-        )
-    if pool.pipeline_parallel > 1:
-        raise ConfigError(
-            f"{place}.prefix_cache: not modelled with pipeline_parallel "
-            f"{pool.pipeline_parallel} yet; try pipeline_parallel: 1"
         )
 
 

@@ -24,7 +24,7 @@ from sim.errors import ConfigError, PhasewiseError, StuckError
 from sim.event_loop import simulate
 from sim.policy import Policy, ReplicaState, ReplicaView, Router
 from sim.queue import FirstCome, QueueOrder
-from sim.records import FINISHED, REJECTED, STATES, Decision, Record, SimulationResult
+from sim.records import CANCELLED, FINISHED, REJECTED, STATES, Decision, Record, SimulationResult
 from sim.replica import ReplicaSpec
 from sim.request import Arrival, Request
 from sim.step_time import LinearStepTime
@@ -246,6 +246,7 @@ def _arrivals(workload: Workload) -> list[Arrival]:
             i,
             priority=r.get("priority", 0),
             deadline_ns=r.get("deadline_ns"),
+            cancel_after_ns=r.get("cancel_after_ns"),
         )
         for i, r in enumerate(_in_order(workload))
     ]
@@ -304,9 +305,12 @@ class Trial:
 
 
 def every_request_ends(trial: Trial) -> None:
-    """Every request finishes, or is rejected with a reason and no token."""
+    """Every request finishes, is rejected with a reason and no token, or its client gives up."""
     got = trial.plain
+    requests = _in_order(trial.workload)
     for i, state in enumerate(got.states):
+        if state == CANCELLED and "cancel_after_ns" in requests[i]:
+            continue
         reason = got.result.reasons[got.result.requests["reason"][i]]
         if state == REJECTED and reason and not got.times[i]:
             continue
@@ -415,6 +419,28 @@ def _snapshot(state: ReplicaState) -> tuple[Any, ...]:
     return (state.kv.free_blocks, *([of(request) for request in queue] for queue in queues))
 
 
+def clients_may_give_up(trial: Trial) -> None:
+    """Every third client gives up in the middle of its request: that ends there, others go on."""
+    workload, got = trial.workload, trial.plain
+    requests = [dict(request) for request in _in_order(workload)]
+    for i, request in enumerate(requests):
+        if i % 3 == 0 and got.times[i]:
+            lasted = got.times[i][-1] - request["arrival_ns"]
+            request["cancel_after_ns"] = (lasted + 1) // 2
+    changed = {**workload, "requests": requests}
+    stepping = run(trial.subject, changed)
+    for i, request in enumerate(requests):
+        gone = "cancel_after_ns" in request
+        if stepping.states[i] not in (FINISHED, REJECTED) and not gone:
+            raise BreachError(f"request {i} ends as {STATES[stepping.states[i]]}")
+        until = request["arrival_ns"] + request.get("cancel_after_ns", 0)
+        if gone and stepping.times[i] and stepping.times[i][-1] > until:
+            raise BreachError(f"request {i} has a token after its client gave up at {until} ns")
+    fast = run(trial.subject, changed, fast_forward=True)
+    if stepping.fingerprint() != fast.fingerprint():
+        raise BreachError(_difference("stepping", stepping, "fast-forward", fast))
+
+
 def output_lengths_stay_hidden(trial: Trial) -> None:
     """Until a first request ends, decisions are those that longer outputs would have got.
 
@@ -455,6 +481,7 @@ CHECKS: dict[str, Callable[[Trial], None]] = {
     "fast-forward equals stepping": fast_forward_equals_stepping,
     "a rejected request leaves no trace": a_rejected_request_leaves_no_trace,
     "a refusal changes nothing": a_refusal_changes_nothing,
+    "clients may give up": clients_may_give_up,
     "output lengths stay hidden": output_lengths_stay_hidden,
 }
 """Name of each check to its function; a check raises `BreachError` where it fails."""

@@ -21,6 +21,8 @@ from sim.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from experiments.tables import Comparison
+
 # --- running
 
 
@@ -104,6 +106,7 @@ def _show_finished(
             # Lines are broken where the terminal ends, not where the file has them.
             _console().print(" ".join(plan.about.split()))
         table(heads)
+        _print_classes(heads)
         _print_answers([answer])
         _print_notes(heads)
         _print(f"results: {out}")
@@ -200,6 +203,17 @@ def finished(folders: Sequence[Path]) -> list[Path]:
     return done
 
 
+def _print_classes(heads: Sequence[Head]) -> None:
+    """Their classes apart, where there are few enough to be read."""
+    from experiments.group_table import MOST_ROWS, compare_by, has_groups
+    from experiments.tables import show
+
+    if has_groups(heads, "class"):
+        comparison = compare_by(heads, "class")
+        if len(comparison.rows) <= MOST_ROWS:
+            show(comparison, _console())
+
+
 def answers(folders: Iterable[Path]) -> list[str]:
     """What the runs in these folders had to say."""
     return [answer for folder in folders if (answer := bundle.answer_of(folder))]
@@ -210,16 +224,38 @@ def table(
     name: str | None = None,
     request_class: str | None = None,
     answers: Iterable[str] = (),
+    by: str | None = None,
 ) -> None:
-    """Print the comparison, for the terminal with the answers, or in a named format."""
+    """Print the comparison, for the terminal with the answers, or in a named format.
+
+    Args:
+        bundles: At least one.
+        name: Of a text format; None for the terminal.
+        request_class: Only the requests of one class.
+        answers: What the runs had to say.
+        by: A row for each ``class`` or ``tenant`` of each variant.
+
+    Raises:
+        ConfigError: There is no such format, class or kind of row.
+    """
     from experiments.tables import compare, show, table_text
 
-    comparison = compare(bundles, request_class)
+    comparison = compare(bundles, request_class) if by is None else _by(bundles, by, request_class)
     if name is None:
         show(comparison, _console())
         _print_answers(answers)
     else:
         _print(table_text(comparison, name).rstrip("\n"))
+
+
+def _by(bundles: Sequence[Head], by: str, request_class: str | None) -> Comparison:
+    from experiments.group_table import compare_by
+
+    if request_class is not None:
+        raise ConfigError(f"--by {by} --class {request_class}: give one of them")
+    if by not in ("class", "tenant"):
+        raise ConfigError(f"--by {by}: {unknown('kind', by, ('class', 'tenant'))}")
+    return compare_by(bundles, "class" if by == "class" else "tenant")
 
 
 def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **options: Any) -> None:

@@ -60,12 +60,14 @@ class Comparison:
         rows: Raw values in the units of the keys, None where undefined.
         notes: Sentences that belong under the table.
         unranked: Rows that are never best: those that served less than others.
+        leading: Columns that say what a row is of: they lead every part of a table that is cut.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
     notes: tuple[str, ...]
     unranked: frozenset[int] = frozenset()
+    leading: int = 1
 
     def best(self) -> list[frozenset[int]]:
         """For each column the rows with its best value; none where all are alike."""
@@ -208,6 +210,7 @@ def _measures() -> list[Column]:
 
 
 _OF_SOME = (
+    Column("swap_outs", "Swapped", "out", "lower"),
     Column("prefix_hit_rate_tokens", "Prefix", "hits (%)", "higher", 100.0),
     Column("jain_served_tokens", "Fairness", "of tenants", "higher"),
     Column("imbalance_served_tokens", "Imbalance", "max/mean", "lower"),
@@ -297,6 +300,9 @@ def _at_once(bundle: RunHead, request_class: str | None) -> bool:
 _WHY = MappingProxyType(
     {
         "empty": "no prompt or no output",
+        "predicted_ttft": "admission: the TTFT predicted was over its limit",
+        "queue_full": "admission: the queue was full",
+        "rate_limited": "admission: the token bucket of its tenant was empty",
         "over_model_len": "prompt + max_tokens over max_model_len",
         "over_pool": "prompt + max_tokens over the KV pool",
         "over_token_budget": "prompt + max_tokens over the tokens of one step, where prompts are "
@@ -315,6 +321,11 @@ def _ended(summary: Mapping[str, Any]) -> str:
         how = "rejected" if only_rejected or reason in _WHY else "not served"
         why = f" ({_WHY[reason]}{_size(reason, summary)})" if reason in _WHY else ""
         parts.append(f"{count:,} {how}: {reason}{why}")
+    if counts["cancelled"]:
+        parts.append(
+            f"{counts['cancelled']:,} cancelled by their clients: they miss their targets, and "
+            "have a TTFT if a token came, but no TPOT or E2E"
+        )
     return "; ".join(parts)
 
 
@@ -354,17 +365,19 @@ def to_rich(comparison: Comparison, width: int) -> list[Table]:
     ]
     # Long labels are folded, so that numbers stand beside each other and not labels alone.
     widths[0] = min(widths[0], max(16, width // 4))
-    chunks = _chunks(widths, width)
+    chunks = _chunks(widths, width, comparison.leading)
     return [_rich_table(comparison, cells, best, chunk, widths[0]) for chunk in chunks]
 
 
-def _chunks(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Columns that fit beside each other; column 0 leads every part."""
-    chunks, used = [[0]], widths[0]
-    for i in range(1, len(widths)):
-        if used + widths[i] > width and len(chunks[-1]) > 1:
-            chunks.append([0])
-            used = widths[0]
+def _chunks(widths: Sequence[int], width: int, leading: int) -> list[list[int]]:
+    """Columns that fit beside each other; the first `leading` lead every part."""
+    first = list(range(leading))
+    room = sum(widths[:leading])
+    chunks, used = [[*first]], room
+    for i in range(leading, len(widths)):
+        if used + widths[i] > width and len(chunks[-1]) > leading:
+            chunks.append([*first])
+            used = room
         chunks[-1].append(i)
         used += widths[i]
     return chunks

@@ -193,6 +193,10 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
         notes.append(
             "order priority: all requests have the same, so it is first come, first served."
         )
+    if "vtc" in orders and (trace.tenant is None or len(set(trace.tenant.tolist())) < 2):
+        notes.append(
+            "order vtc: all requests are of one tenant, so it is first come, first served."
+        )
     if "edf" in orders and (trace.deadline_ns is None or (trace.deadline_ns == NEVER).all()):
         notes.append(
             "order edf: no request has a deadline, of the trace or as slo.ttft_s, so it is first "

@@ -151,9 +151,10 @@ class Transfer:
     Attributes:
         life: Whose KV.
         request: The request as the decode replica sees it.
-        source: Prefill replica, which holds `source_blocks` until the end.
+        source: Prefill replica, which holds the blocks of `held` until the end.
+        held: The request as the prefill replica saw it.
         target: Decode replica, which has reserved blocks.
-        num_bytes: Whole blocks of the source.
+        num_bytes: Whole blocks of the source, but those that the target has cached.
         start_ns: When it was sent.
         end: The wake-up at its end.
     """
@@ -161,7 +162,7 @@ class Transfer:
     life: Lifetime
     request: Request
     source: Replica
-    source_blocks: int
+    held: Request
     target: Replica
     num_bytes: int
     start_ns: int
@@ -249,7 +250,7 @@ class _Pull:
     request: Request
     life: Lifetime
     source: Replica
-    source_blocks: int
+    held: Request
 
 
 class LiveCluster:
@@ -479,7 +480,7 @@ class LiveCluster:
         if pull is None:
             return False
         pulls.remove(pull)
-        pull.source.free_held(pull.source_blocks)
+        pull.source.free_held(pull.held)
         pull.source.notify()
         return True
 
@@ -487,14 +488,12 @@ class LiveCluster:
 
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """Phase (1): the request leaves its prefill replica, which keeps the prompt's blocks."""
-        blocks = replica.kv.shrink(request, request.prompt_tokens)
-        request.held_blocks = 0
-        replica.held_for_transfer += blocks
+        replica.held_for_transfer += replica.kv.shrink(request, request.prompt_tokens)
         later = self._request(life, at_entry=False)
         if not self._hand_overs:
             event = Instant(self.env, 0, Phase.HAND_OVER)
             event.callbacks.append(self._hand_over)
-        self._hand_overs.append(_Pull(later, life, replica, blocks))
+        self._hand_overs.append(_Pull(later, life, replica, request))
 
     def _hand_over(self, _: Event) -> None:
         """Phase (2d): requests whose prefill has ended choose a decode replica."""
@@ -518,21 +517,28 @@ class LiveCluster:
         while pulls:
             pull = pulls[0]
             tokens = policy.transfer_tokens(pull.request, replica.spec.max_model_len)
-            if not kv.allocate(pull.request, tokens, keep_free=replica.watermark):
+            found = kv.reserve(pull.request, tokens, keep_free=replica.watermark)
+            if found is None:
                 return
             pulls.popleft()
-            self._send(pull, replica)
+            self._send(pull, replica, found)
 
-    def _send(self, pull: _Pull, target: Replica) -> None:
+    def may_find_more(self, replica: Replica) -> bool:
+        """Whether what runs on the replica may help the first request that waits for its KV."""
+        pulls = self._pulls[replica]
+        return bool(pulls) and replica.kv.may_reserve_less(pulls[0].request)
+
+    def _send(self, pull: _Pull, target: Replica, found_tokens: int) -> None:
+        """Send for the KV, but that of the leading blocks in which the target found its tokens."""
         transfer_spec = self.spec.transfer
         assert transfer_spec is not None
         source = pull.source
         now = now_ns(self.env)
-        size = pull.source_blocks * source.kv.block_tokens * source.spec.kv_bytes_per_token
+        block_tokens = source.kv.block_tokens
+        blocks = pull.held.held_blocks - found_tokens // block_tokens
+        size = blocks * block_tokens * source.spec.kv_bytes_per_token
         end = Instant(self.env, transfer_spec.duration_ns(size), Phase.TRANSFER_END)
-        transfer = Transfer(
-            pull.life, pull.request, source, pull.source_blocks, target, size, now, end
-        )
+        transfer = Transfer(pull.life, pull.request, source, pull.held, target, size, now, end)
         end.callbacks.append(_Arrived(self, transfer))
         self.transfers[pull.request.index] = transfer
         self._event(pull.life, TRANSFER_STARTED, target)
@@ -546,7 +552,9 @@ class LiveCluster:
             now_ns(self.env),
         )
         del self.transfers[request.index]
-        source.free_held(transfer.source_blocks)
+        source.free_held(transfer.held)
+        target.sync()
+        target.kv.arrived(request)
         request.target_tokens = request.prompt_tokens
         request.computed_then = request.prompt_tokens - (1 if self._again else 0)
         request.joined_ns = now
@@ -554,7 +562,6 @@ class LiveCluster:
             (request.index, source.place, target.place, transfer.start_ns, now, transfer.num_bytes)
         )
         if transfer.life.ended:  # cancelled meanwhile
-            target.sync()
             target.forget(request)
         else:
             target.state.loaded.append(request)

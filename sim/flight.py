@@ -153,7 +153,7 @@ class DecisionNotes:
         self.cached: dict[int, int] = {}
         self.lost = [lost_blocks] + [0] * (len(needs) - 1)
         if isinstance(state.kv, CachingPool):
-            self.cached = {request.index: request.computed_then for request in state.admitted}
+            self.cached = {request.index: tokens for request, tokens in state.found.items()}
             takes = [b - a for a, b in pairwise(needs)]
             self.lost[1:] = state.kv.losses(takes)
 

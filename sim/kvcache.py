@@ -54,6 +54,23 @@ class KVCache(Protocol):
         """
         ...
 
+    def reserve(self, request: Request, tokens: int, *, keep_free: int = 0) -> int | None:
+        """As `allocate`, on a decode replica, for KV that is yet to come.
+
+        Returns:
+            Leading tokens that need not come, as blocks with them are here; None if there are too
+            few blocks.
+        """
+        ...
+
+    def arrived(self, request: Request) -> None:
+        """The KV of the prompt of a request with reserved blocks is here."""
+        ...
+
+    def may_reserve_less(self, request: Request) -> bool:
+        """Whether decodes alone may let `reserve` succeed that just failed."""
+        ...
+
     def commit(self, request: Request, tokens: int) -> None:
         """The first `tokens` of the request are stored (what a prefix cache may now share)."""
         ...
@@ -127,6 +144,17 @@ class BlockPool:
         if group is not None:
             group.follow_growth(request)
         return True
+
+    def reserve(self, request: Request, tokens: int, *, keep_free: int = 0) -> int | None:
+        """See `KVCache.reserve`."""
+        return 0 if self.allocate(request, tokens, keep_free=keep_free) else None
+
+    def arrived(self, request: Request) -> None:
+        """Nothing is shared, so nothing is published."""
+
+    def may_reserve_less(self, request: Request) -> bool:
+        """Decodes only take blocks."""
+        return False
 
     def commit(self, request: Request, tokens: int) -> None:
         """Nothing is shared, so nothing is published."""

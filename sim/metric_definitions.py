@@ -172,11 +172,25 @@ METRICS: dict[str, Metric] = {
             "Times that a running request gave up its KV memory and went back to the queue.",
         ),
         Metric(
+            "swap_outs",
+            "Swap-outs",
+            "",
+            "Preemptions whose KV was moved to host memory, to be moved back instead of computed "
+            "again.",
+        ),
+        Metric(
             "recomputed_tokens",
             "Recomputed tokens",
             "tokens",
             "Tokens whose KV was computed again because it had been lost to a preemption or a "
             "failure.",
+        ),
+        Metric(
+            "swap_outs",
+            "Swapped out",
+            "",
+            "Preemptions whose KV moved to host memory, so that nothing was computed again. Absent "
+            "where none did.",
         ),
         Metric(
             "cached_tokens",

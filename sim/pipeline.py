@@ -94,8 +94,6 @@ class PipelineReplica(Replica):
             raise ConfigError(
                 f"policy {name}: not modelled on a pipeline; try pipeline_parallel: 1"
             )
-        if self._cache is not None:
-            raise ConfigError("prefix_cache: not modelled on a pipeline; try pipeline_parallel: 1")
         self._logs_stages, self._keeps_steps = self._keeps_steps, False
         assert isinstance(self.step_time, PipelineStepTime)
         self._models: tuple[StepTimeModel, ...] = self.step_time.stages
@@ -126,7 +124,7 @@ class PipelineReplica(Replica):
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
-        self.state.waiting.join(request)
+        self._join_queue(request)
         alone = self._run_ahead
         if alone is None or not self._is_deaf(alone.flight):
             self.notify()
@@ -181,7 +179,7 @@ class PipelineReplica(Replica):
         n = self._iterations_alone(flight) if self._fast_forward else 1
         flight.ends_ns = [flight.start_ns] * n  # the length counts; the times follow
         if self._keeps_decisions:
-            flight.notes = DecisionNotes(flight, self.state)
+            flight.notes = DecisionNotes(flight, self.state, self._newly_lost())
         chunks = [request for request, _ in flight.chunks]
         group = self._empty_group() if flight.ticks else self.state.group
         riders = self.state.send_away(chunks, decodes=flight.ticks, next_group=group)
@@ -275,7 +273,7 @@ class PipelineReplica(Replica):
 
     def _is_deaf(self, flight: Flight) -> bool:
         """Whether who joins the queue now is kept out as those are who wait."""
-        return flight.batch.deaf and flight.batch.cause in _HOLDS_OUT
+        return super()._is_deaf(flight) and flight.batch.cause in _HOLDS_OUT
 
     def _start_run(self, ride: _Ride, n: int) -> None:
         flight, start = ride.flight, ride.flight.start_ns

@@ -102,35 +102,40 @@ class PrefixCache(CachingPool):
 
     def match(self, request: Request) -> int:
         """Tokens of a waiting request found in full blocks, at most known - 1 (rules 41, 44)."""
-        path = self._find(request)
+        path = self._find(request, self._cap(request))
         self._match = (request, path)
         return sum(blocks for _, blocks in path) * self.block_tokens
 
     def peek(self, request: Request) -> int:
         """See `KVCache.peek`."""
-        return sum(blocks for _, blocks in self._find(request)) * self.block_tokens
+        path = self._find(request, self._cap(request))
+        return sum(blocks for _, blocks in path) * self.block_tokens
 
     def is_match_settled(self, request: Request) -> bool:
         """Whether decodes alone can neither shorten nor lengthen what `match` finds for it."""
-        path = self._find(request)
-        if not all(extent.users for extent, _ in path):
-            return False
+        path = self._find(request, self._cap(request))
+        in_use = all(extent.users for extent, _ in path)
+        return in_use and not self._may_grow(request, path, self._cap(request))
+
+    def _may_grow(self, request: Request, path: Path, most: int) -> bool:
+        """Whether somebody is generating what the request would find next."""
         node = path[-1][0].node if path else self._root
         found = sum(blocks for _, blocks in path)
-        if not node.growing or (path and path[-1][1] < node.blocks) or found == self._cap(request):
-            return True
+        if not node.growing or found == most or (path and path[-1][1] < node.blocks):
+            return False
         key = self._key_of(request, found)
-        return all(self._key_of(holding.request, found) != key for holding in node.growing)
+        return any(self._key_of(holding.request, found) == key for holding in node.growing)
 
     def _key_of(self, request: Request, block: int) -> Key:
         return next(block_runs(request, block, block + 1, self.block_tokens))[0]
 
-    def _find(self, request: Request) -> Path:
+    def _find(self, request: Request, most: int) -> Path:
+        """What the first blocks of the request, at most so many, are found in."""
         self.settle()
         path: Path = []
         node = self._root
         self._catch_up(node)
-        for key, blocks in block_runs(request, 0, self._cap(request), self.block_tokens):
+        for key, blocks in block_runs(request, 0, most, self.block_tokens):
             while blocks:
                 child = node.children.get(key)
                 if child is None or not child.copies:
@@ -160,8 +165,13 @@ class PrefixCache(CachingPool):
         Blocks found that are free count as needed. The first `tokens` are taken to be scheduled:
         from now on their full blocks can be found.
         """
-        if request.held_blocks == 0 and not self._admit(request, tokens, keep_free):
-            return False
+        if request.held_blocks == 0:
+            match, self._match = self._match, None
+            path = match[1] if match is not None and match[0] is request else None
+            if path is None:
+                path = self._find(request, self._cap(request))
+            if not self._admit(request, path, tokens, keep_free):
+                return False
         if not super().allocate(request, tokens, keep_free=keep_free):
             return False
         holding = self._held[request]
@@ -170,10 +180,32 @@ class PrefixCache(CachingPool):
             self._register(holding, full)
         return True
 
-    def _admit(self, request: Request, tokens: int, keep_free: int) -> bool:
+    def reserve(self, request: Request, tokens: int, *, keep_free: int = 0) -> int | None:
+        """See `KVCache.reserve`. At least one token comes (rule 41)."""
+        path = self._find(request, self._prompt_cap(request))
+        if not self._admit(request, path, tokens, keep_free):
+            return None
+        super().allocate(request, tokens)
+        return self._held[request].blocks * self.block_tokens
+
+    def may_reserve_less(self, request: Request) -> bool:
+        """See `KVCache.may_reserve_less`. It may: what is found and used need not be taken."""
+        most = self._prompt_cap(request)
+        return self._may_grow(request, self._find(request, most), most)
+
+    def _prompt_cap(self, request: Request) -> int:
+        return (request.prompt_tokens - 1) // self.block_tokens
+
+    def arrived(self, request: Request) -> None:
+        """See `KVCache.arrived`. What came can be found from now on (rule 44)."""
+        holding = self._held[request]
+        holding.stored_tokens = request.prompt_tokens
+        full = min(request.prompt_tokens // self.block_tokens, holding.named)
+        if full > holding.blocks:
+            self._register(holding, full)
+
+    def _admit(self, request: Request, path: Path, tokens: int, keep_free: int) -> bool:
         """Take the blocks found, if the rest of what `tokens` need can be had as well."""
-        match, self._match = self._match, None
-        path = match[1] if match is not None and match[0] is request else self._find(request)
         found = sum(blocks for _, blocks in path)
         unused = sum(blocks for extent, blocks in path if not extent.users)
         need = self.blocks_for(tokens) - found + unused
@@ -192,6 +224,7 @@ class PrefixCache(CachingPool):
             extent.users += 1
             holding.add(extent, blocks)
         request.held_blocks = found
+        holding.stored_tokens = found * self.block_tokens
         self._count_origins(holding, 1)
         self._wait_to_grow(holding)
         return True
@@ -199,7 +232,10 @@ class PrefixCache(CachingPool):
     def _named_blocks(self, request: Request) -> int:
         """Leading blocks of the request in which some other request may find its tokens."""
         content = request.identity.content
-        return 0 if content is None else content.tokens // self.block_tokens
+        if content is None:
+            return 0
+        most = request.prompt_tokens + request.max_tokens - 1  # ever stored here
+        return min(content.tokens, most) // self.block_tokens
 
     def _register(self, holding: Holding, full: int) -> None:
         """The first `full` blocks of the holding can be found from now on."""
@@ -304,7 +340,8 @@ class PrefixCache(CachingPool):
         count, before = request.held_blocks, self._queued
         holding = self._held.pop(request, None) or Holding(request, 0)
         self._count_origins(holding, -1)
-        full = min(request.computed_then // self.block_tokens, count)
+        stored = max(request.computed_then, holding.stored_tokens)
+        full = min(stored // self.block_tokens, count)
         self._trim(holding, full)
         self._free_nameless(count - full, content=False)
         told = full if again else min(full, holding.named)

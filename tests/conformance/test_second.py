@@ -36,7 +36,7 @@ def _covered(spec: Spec, kind: str) -> bool:
     if any(x["policy"] == "sglang" for x in replicas):
         return False
     cached = any(x.get("prefix_cache") for x in replicas)
-    return not cached or (kind == "sessions" and "disaggregated" not in spec)
+    return not cached or (kind != "swap" and "disaggregated" not in spec)
 
 
 def _compare(second: Second, kind: str, first: int) -> None:

@@ -85,6 +85,20 @@ class Hasty(Orca):
 
 
 @dataclass
+class Loyal(Orca):
+    """Keeps the place of the first in the queue although its client may have left."""
+
+    _first: Request | None = field(default=None, init=False)
+
+    def schedule(self, state: ReplicaState) -> ScheduledBatch:
+        if self._first is None or self._first.target_tokens:  # it was admitted
+            self._first = state.waiting.head if state.waiting else None
+        if state.waiting and state.waiting.head is not self._first and not state.running:
+            return ScheduledBatch()
+        return super().schedule(state)
+
+
+@dataclass
 class Spy(TokenBudget):
     """Looks behind the scenes for who ends soon, and does not admit beside them."""
 
@@ -133,6 +147,7 @@ class Dice(RoundRobin):
         (Moody, "same seed, same bytes", "they differ"),
         (Promising, "fast-forward equals stepping", "they differ"),
         (Hasty, "a refusal changes nothing", "holds blocks"),
+        (Loyal, "every request ends", "can never run"),
         (Spy, "output lengths stay hidden", "still to come"),
         (Broken, "every request ends", r"IndexError: list index out of range \(.*return \[\]\[0\]"),
         (Stray, "every request ends", r"pick\(\) returns .* not offered"),

@@ -49,8 +49,6 @@ def test_the_flag_of_vllm_is_understood() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pools": POOLS}, "prefill.policy.prefix_cache: not modelled in a prefill pool yet"),
-        ({"pipeline_parallel": 2}, "policy.prefix_cache: not modelled with pipeline_parallel 2"),
         (
             {"policy": {"name": "vllm-v1", "uncached_first": True}},
             "policy.uncached_first: true needs prefix_cache: true",

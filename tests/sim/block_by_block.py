@@ -96,6 +96,7 @@ class PlainPrefixCache(PrefixCache):
         self._queue: OrderedDict[_Block | _Run, None] = OrderedDict()
         self._queued = total_blocks
         self._held: dict[Request, list[_Block]] = {}  # those with content, from the start on
+        self._stored: dict[Request, int] = {}  # leading tokens found or sent
 
     @property
     def cached_blocks(self) -> int:
@@ -124,11 +125,11 @@ class PlainPrefixCache(PrefixCache):
         """It is stepped, so nobody needs to know."""
         return False
 
-    def _find(self, request: Request) -> list[_Block]:
+    def _find(self, request: Request, most: int | None = None) -> list[_Block]:  # type: ignore[override]
         self.settle()
         found: list[_Block] = []
         children = self._root.children
-        for key in self._keys(request, 0, (request.known_tokens - 1) // self.block_tokens):
+        for key in self._keys(request, 0, self._cap(request) if most is None else most):
             node = children.get(key)
             if node is None or not node.copies:
                 break
@@ -153,11 +154,6 @@ class PlainPrefixCache(PrefixCache):
                     parts, room = (), block
         return keys
 
-    def _named_blocks(self, request: Request) -> int:
-        """Leading blocks of the request in which some later request may find its tokens."""
-        content = request.identity.content
-        return 0 if content is None else content.tokens // self.block_tokens
-
     # --- taking
 
     def allocate(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
@@ -166,7 +162,7 @@ class PlainPrefixCache(PrefixCache):
         Blocks found that are free count as needed. The first `tokens` are taken to be scheduled:
         from now on their full blocks can be found.
         """
-        if request.held_blocks == 0 and not self._admit(request, tokens, keep_free):
+        if not request.held_blocks and not self._take_found(request, None, tokens, keep_free):
             return False
         if not BlockPool.allocate(self, request, tokens, keep_free=keep_free):
             return False
@@ -175,9 +171,27 @@ class PlainPrefixCache(PrefixCache):
             self._register(request, full)
         return True
 
-    def _admit(self, request: Request, tokens: int, keep_free: int) -> bool:
+    def reserve(self, request: Request, tokens: int, *, keep_free: int = 0) -> int | None:
+        """See `KVCache.reserve`."""
+        if not self._take_found(request, self._prompt_cap(request), tokens, keep_free):
+            return None
+        BlockPool.allocate(self, request, tokens)
+        return len(self._held[request]) * self.block_tokens
+
+    def may_reserve_less(self, request: Request) -> bool:
+        """It is stepped, so nobody needs to know."""
+        return True
+
+    def arrived(self, request: Request) -> None:
+        """See `KVCache.arrived`."""
+        self._stored[request] = request.prompt_tokens
+        full = min(request.prompt_tokens // self.block_tokens, self._named_blocks(request))
+        if full > len(self._held[request]):
+            self._register(request, full)
+
+    def _take_found(self, request: Request, most: int | None, tokens: int, keep_free: int) -> bool:
         """Take the blocks found, if the rest of what `tokens` need can be had as well."""
-        found = self._find(request)
+        found = self._find(request, most)
         unused = [block for block in found if not block.users]
         need = self.blocks_for(tokens) - len(found) + len(unused)
         if self.free_blocks - need < keep_free:
@@ -191,6 +205,7 @@ class PlainPrefixCache(PrefixCache):
         self.shared_blocks += len(found) - len(unused)
         request.held_blocks = len(found)
         self._held[request] = list(found)
+        self._stored[request] = len(found) * self.block_tokens
         return True
 
     def _register(self, request: Request, full: int) -> None:
@@ -225,7 +240,8 @@ class PlainPrefixCache(PrefixCache):
         self.settle()
         count, before = request.held_blocks, self._queued
         held = self._held.pop(request, [])
-        full = min(request.computed_then // self.block_tokens, count)
+        stored = max(request.computed_then, self._stored.pop(request, 0))
+        full = min(stored // self.block_tokens, count)
         for block in held[full:]:  # scheduled in this pass, and taken back
             self._forget(block)
         del held[full:]

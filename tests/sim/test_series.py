@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from policies import POLICIES, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
@@ -53,8 +54,13 @@ def test_sampling_changes_no_token_time() -> None:
         assert runs[0].token_times_ns(i).tolist() == runs[1].token_times_ns(i).tolist()
 
 
-def _cached(blocks: int, arrivals: list[Arrival], record: Record, **how: bool) -> SimulationResult:
-    policy = POLICIES["vllm-v1"](prefix_cache=True)
+CACHES = {"vllm-v1": POLICIES["vllm-v1"](prefix_cache=True), "sglang": POLICIES["sglang"]()}
+
+
+def _cached(
+    blocks: int, arrivals: list[Arrival], record: Record, name: str = "vllm-v1", **how: bool
+) -> SimulationResult:
+    policy = CACHES[name]
     spec = ReplicaSpec(policy, blocks, STEP, block_tokens=4)
     cluster = Cluster(PoolSpec("replica", [spec], ROUTERS["round-robin"]()))
     return simulate(arrivals, cluster, record=record, check=True, **how)
@@ -79,7 +85,8 @@ def test_cached_and_lost_blocks_by_hand() -> None:
     assert [replica.lost_blocks for replica in result.replicas] == [2]
 
 
-def test_the_series_of_a_cache_is_the_same_step_by_step() -> None:
+@pytest.mark.parametrize("name", CACHES)
+def test_the_series_of_a_cache_is_the_same_step_by_step(name: str) -> None:
     rng = np.random.default_rng(5)
     arrivals = [
         Arrival(
@@ -95,7 +102,7 @@ def test_the_series_of_a_cache_is_the_same_step_by_step() -> None:
         for i, prompt in enumerate(rng.integers(5, 60, 60))
     ]
     record = Record(series_points=211, series_span_ns=2500)
-    fast, slow = (_cached(25, arrivals, record, fast_forward=on) for on in (True, False))
+    fast, slow = (_cached(25, arrivals, record, name, fast_forward=on) for on in (True, False))
     for name, column in fast.series.items():
         assert column.tolist() == slow.series[name].tolist(), name
     assert fast.series["cached_blocks"].max() > 0

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import Record
 from tests.conformance import adapter, reference
 from tests.conformance.prefixed import simulate_prefixed
 from tests.conformance.workloads import Spec
-from tests.sim.timeline import pools, replica
+from tests.sim.timeline import replica
 
 
 @dataclass(frozen=True)
@@ -234,16 +233,3 @@ def test_ids_of_large_blocks_are_cut_into_blocks_of_the_pool() -> None:
         # 12 tokens are of full trace blocks, 3 blocks. [1, 7] shares 6 tokens, 1 block.
         assert got.cached == [{0: 0}, {1: 12}, {2: 4}]
         assert got.tokens == [[24], [112], [219]]
-
-
-def test_where_it_is_not_modelled_the_cluster_is_refused() -> None:
-    one = spec_of([(0, 8, 1, None)], total_blocks=8)
-    prefilling = {"requests": one["requests"], "disaggregated": pools(one["replicas"], [PLAIN])}
-    staged = {**one["replicas"][0], "stages": [{"base_s": 1e-6}] * 2}
-    for spec, message in (
-        (prefilling, "prefix_cache: not modelled on a prefill replica"),
-        ({**one, "replicas": [staged]}, "prefix_cache: not modelled on a pipeline"),
-    ):
-        cluster, _ = adapter.build(spec)
-        with pytest.raises(ConfigError, match=message):
-            simulate(adapter.arrivals(spec), cluster)
