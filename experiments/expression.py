@@ -22,6 +22,7 @@ Python's own `eval` has no part in it: there is nothing here that could do harm.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +44,8 @@ COUNTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Counts that stand beside the metrics: of measured requests, and of sessions in closed loop."""
+LONGEST = 500
+"""Characters of an expression: whoever needs more says too much in one."""
 GROUPS = ("classes", "tenants")
 """Parts of a summary with the metrics of a part of the requests, by name."""
 _BY_NAME: Mapping[str, Metric] = MappingProxyType({m.name_in_files: m for m in METRICS.values()})
@@ -125,8 +128,13 @@ def parse(text: str, labels: Sequence[str]) -> tuple[Node, str]:
     Raises:
         ConfigError: It is none, or names a variant, metric or statistic that there is not.
     """
+    if len(text) > LONGEST:
+        raise ConfigError(f"has {len(text)} characters; expected at most {LONGEST}")
     parser = _Parser(text, labels)
-    node = parser.choice()
+    try:
+        node = parser.choice()
+    except RecursionError:
+        raise ConfigError("has too many parentheses") from None
     return node, parser.rest
 
 
@@ -247,6 +255,8 @@ class _Parser:
         if found := _NUMBER.match(self.rest):
             self._take(found.end())
             number = float(found[0])
+            if not math.isfinite(number):
+                raise ConfigError(f"{found[0]} is beyond all numbers")
             return Node("number", (), lambda _: number)
         raise self._unknown()
 
@@ -312,7 +322,10 @@ def _calculated(sign: str, left: Node, right: Node) -> Node:
         divisor = right.value(of)
         if sign == "/" and not divisor:
             raise UndefinedError("it divides by 0")
-        return _ARITHMETIC[sign](left.value(of), divisor)
+        result = _ARITHMETIC[sign](left.value(of), divisor)
+        if not math.isfinite(result):
+            raise UndefinedError("it is beyond all numbers")
+        return result
 
     return _joined("number", (left, right), value)
 

@@ -93,6 +93,7 @@ def test_of_a_list_the_first_is_said_that_holds() -> None:
     [
         ("{no cache.sessions.skipped}", "No answer: no cache.sessions.skipped has no value."),
         ("{rate=0.5.ttft_s.mean}", "No answer: rate=0.5.ttft_s.mean has no value."),
+        ("{1e300 * 1e300}", "No answer: it is beyond all numbers."),
         ("{1 / (cache.ttft_s.mean - 0.25)}", "No answer: it divides by 0."),
         ("{cache.prefix_hit_rate_tokens}", "No answer: cache.prefix_hit_rate_tokens has no value."),
     ],
@@ -132,6 +133,9 @@ def test_a_variant_that_failed_is_named() -> None:
         ("{'a' if 1 else 'b'}", "if needs a comparison, such as a.x < b.x, not a number"),
         ("{'a' if 1 < 2}", "else is missing after if at the end"),
         ("{'a' if 1 < 2 else 3}", "if gives a text, else a number"),
+        ("{" + "(" * 400 + "}", "has too many parentheses"),
+        ("{" + "1 + " * 200 + "1}", "has 801 characters; expected at most 500"),
+        ("{1e999}", "1e999 is beyond all numbers"),
         ("{(1 + 2}", r"\) is missing at the end"),
         ("{1 + }", "expected a number"),
         ("a } b", "} stands alone before ' b'; a brace of the text is written }}"),
