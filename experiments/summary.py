@@ -185,10 +185,16 @@ def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, A
         "preemptions": int(requests["preemptions"].sum()),
         "swap_outs": int(requests["swap_outs"].sum()) if "swap_outs" in requests else 0,
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
+        **_of_swaps(requests),
         "cached_tokens": int(requests["cached_tokens"].sum()),
         **(_of_hits(requests) if run.cached else {}),
         **_fairness(requests),
     }
+
+
+def _of_swaps(requests: Requests) -> dict[str, int]:
+    swaps = int(requests["swap_outs"].sum()) if "swap_outs" in requests else 0
+    return {"swap_outs": swaps} if swaps else {}
 
 
 def _of_hits(requests: Requests) -> dict[str, Any]:

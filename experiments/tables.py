@@ -210,6 +210,7 @@ def _measures() -> list[Column]:
 
 
 _OF_SOME = (
+    Column("swap_outs", "Swapped", "out", "lower"),
     Column("prefix_hit_rate_tokens", "Prefix", "hits (%)", "higher", 100.0),
     Column("jain_served_tokens", "Fairness", "of tenants", "higher"),
     Column("imbalance_served_tokens", "Imbalance", "max/mean", "lower"),
@@ -320,6 +321,11 @@ def _ended(summary: Mapping[str, Any]) -> str:
         how = "rejected" if only_rejected or reason in _WHY else "not served"
         why = f" ({_WHY[reason]}{_size(reason, summary)})" if reason in _WHY else ""
         parts.append(f"{count:,} {how}: {reason}{why}")
+    if counts["cancelled"]:
+        parts.append(
+            f"{counts['cancelled']:,} cancelled by their clients: they miss their targets, and "
+            "have a TTFT if a token came, but no TPOT or E2E"
+        )
     return "; ".join(parts)
 
 

@@ -61,7 +61,11 @@ class LongestPrefix(Policy):
       budget, chunk budget. The last two end the admission and do not mark the replica full.
     - In-batch caching compares the first 32 tokens: who shares them with an earlier request that
       was itself put behind, shares them with the one before that as well.
-    - A cancelled request counts as one that finished.
+    - A request cancelled in a step counts as one that finished there. Cancelled between steps, one
+      that is running counts as finished in a decode step, one whose prefill is under way or ended
+      at that very instant as neither.
+    - The mark of a request that finished in a decode step is used up by the next decode pass, or
+      by a pass that finds nothing running and would schedule nothing.
     - A replica marked full that finds nothing running clears the mark, sets the ratio to 0.7 and
       admits in the same pass; if it was not marked the ratio stays.
     - Pages (`page_size`): new tokens are counted in whole pages against memory and budgets, a
@@ -148,10 +152,10 @@ class LongestPrefix(Policy):
     def leaving(self, done: Sequence[Request], state: ReplicaState) -> Sequence[Request]:
         """All go; their going may clear the mark."""
         for request in done:
-            if request in self._extending:
-                self._cut_or_left = True
-            else:
+            if request not in self._extending:
                 self._left = True
+            elif not state.early:
+                self._cut_or_left = True
         return done
 
     # --- a pass

@@ -186,6 +186,13 @@ METRICS: dict[str, Metric] = {
             "failure.",
         ),
         Metric(
+            "swap_outs",
+            "Swapped out",
+            "",
+            "Preemptions whose KV moved to host memory, so that nothing was computed again. Absent "
+            "where none did.",
+        ),
+        Metric(
             "cached_tokens",
             "Cached tokens",
             "tokens",

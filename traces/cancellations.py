@@ -50,7 +50,7 @@ def draw_cancellations(
     drawn = impatient & (told == NEVER)
     own = f"; {own:,} others by the trace" if (own := int((told != NEVER).sum())) else ""
     note = (
-        f"Cancellations: {int(drawn.sum()):,} of {n:,} clients give up if not served within a time "
-        f"that is drawn, {said(distribution, mean_s, cv)}{own}."
+        f"Cancellations: {int(drawn.sum()):,} of {n:,} clients give up if their request has not "
+        f"finished within a time that is drawn, {said(distribution, mean_s, cv)}{own}."
     )
     return replace(trace, cancel_after_ns=np.where(drawn, after, told), notes=[*trace.notes, note])

@@ -46,12 +46,13 @@ def observe(spec: Spec, *, fast_forward: bool) -> Observed:
     """What comes of the workload."""
     cluster, names = build(spec)
     record = Record(decisions=True, steps=True)
-    source = _source(spec)
+    source = feed(spec)
     result = simulate(source, cluster, fast_forward=fast_forward, check=True, record=record)
     return observe_result(spec, result, names)
 
 
-def _source(spec: Spec) -> Any:
+def feed(spec: Spec) -> Any:
+    """What `simulate` is fed: the requests, or their sessions."""
     if not any("session" in r for r in spec["requests"]) and "concurrency" not in spec:
         return arrivals(spec)
     from tests.conformance.sessioned import source_of
@@ -120,6 +121,9 @@ def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
     options = {name: value for name, value in config.items() if name not in NOT_OPTIONS}
     if not options.get("prefix_cache"):
         options.pop("uncached_first", None)
+    order = config.get("order", "fcfs")
+    if config["policy"] == "sglang":  # sorts its queue itself
+        options, order = options | {"order": config.get("order", "lpm")}, "fcfs"
     return ReplicaSpec(
         policy=POLICIES[config["policy"]](**options),
         num_blocks=config["total_blocks"],
@@ -127,7 +131,7 @@ def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
         max_model_len=config.get("max_model_len"),
         kv_bytes_per_token=kv_bytes_per_token or config.get("kv_bytes_per_token", 0),
         host_bandwidth_bytes_per_s=config.get("host_bandwidth"),
-        order=ORDERS[config.get("order", "fcfs")](),
+        order=ORDERS[order](),
         **_staged(config),
     )
 

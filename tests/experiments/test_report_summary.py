@@ -100,7 +100,8 @@ def test_the_summary_names_every_metric_that_the_run_can_have():
 
     people = np.array(["a", "b", "b", "a"], object)
     places = {"replica": np.array([0, -1, 1, 1]), "decode_replica": np.full(4, -1)}
-    table = requests(tenant=people, session=people, **places)
+    swaps = np.array([1, 0, 0, 2])
+    table = requests(tenant=people, session=people, swap_outs=swaps, **places)
     told = {"distance_tokens": {"n": 1}, "block_tokens": 16, "capacity_tokens": [], "hit_rate": []}
     full = summary(table, replicas=[Replica(), Second()], reuse=told)
     plain = summary(replicas=[Plain()])
@@ -108,6 +109,7 @@ def test_the_summary_names_every_metric_that_the_run_can_have():
     absent = {m.name_in_files for m in METRICS.values() if " Absent w" in m.definition}
     assert set(full["overall"]) == names
     assert set(plain["overall"]) == names - absent
+    assert full["overall"]["swap_outs"] == 3
     of_requests = {m.name_in_files for m in METRICS.values() if m.of_requests}
     assert set(full["tenants"]["a"]) <= of_requests | {"requests"}
     assert plain["tenants"] == {}

@@ -140,8 +140,8 @@ class Sglang(Common, refsim.Replica):
         self.running += self.joining
         self.joining = []
         if not self.running and self.half is None:  # a pass that finds nothing running
-            self.left_decode = False
             if self.full or not self.waiting:  # it would schedule nothing
+                self.left_decode = False
                 self.set_ratio(FIRST_RATIO)
             self.clear("nothing running")
         pieces = self.extend()
