@@ -50,14 +50,15 @@ def agents(turns: int) -> SessionSource:
 
 def cluster(policy: str) -> Cluster:
     """Replicas alike, each session on one of them."""
-    made = POLICIES[policy](prefix_cache=True, max_num_batched_tokens=8192)
+    options = {"vllm-v1": {"prefix_cache": True, "max_num_batched_tokens": 8192}}
+    made = POLICIES[policy](**options.get(policy, {}))
     spec = ReplicaSpec(made, BLOCKS, STEP)
     return Cluster(PoolSpec("replica", [spec] * REPLICAS, ROUTERS["session-affinity"]()))
 
 
 def main(turns: int) -> None:
     """Print one line for each policy with a prefix cache."""
-    for policy in ("vllm-v1",):
+    for policy in ("vllm-v1", "sglang"):
         source = agents(turns)
         start = time.process_time()
         result = simulate(source, cluster(policy))
