@@ -5,7 +5,6 @@ A step takes 10 + prefill tokens + 2 x decodes microseconds unless said otherwis
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 
 from sim.event_loop import simulate
 from sim.records import Record
-from tests.conformance import adapter, reference
-from tests.conformance.prefixed import simulate_prefixed
+from tests.conformance import adapter
+from tests.conformance.second import load_second
 from tests.conformance.workloads import Spec
 from tests.sim.timeline import replica
 
@@ -62,16 +61,16 @@ def of_product(spec: Spec, *, fast_forward: bool) -> Cached:
     )
 
 
-@pytest.fixture(params=["stepping", "fast-forward", "reference"])
+@pytest.fixture(params=["stepping", "fast-forward", "second"])
 def run(request: pytest.FixtureRequest) -> Callable[..., Cached]:
-    """Runs requests on one replica: ours both ways, or the reference with a cache added."""
-    if request.param != "reference":
+    """Runs requests on one replica: ours both ways, or the second implementation."""
+    if request.param != "second":
         fast = request.param == "fast-forward"
         return lambda *rows, **more: of_product(spec_of([*rows], **more), fast_forward=fast)
-    module = reference.load_reference(request.getfixturevalue("shared"))
+    second = load_second(request.getfixturevalue("shared"))
 
     def refer(*rows: tuple[Any, ...], **more: Any) -> Cached:
-        got = simulate_prefixed(module, copy.deepcopy(spec_of([*rows], **more)))
+        got = second.simulate(spec_of([*rows], **more))
         return Cached(
             [[t // 1000 for t in got.requests[i].token_times_ns] for i in range(len(rows))],
             [x.facts["cached"] for x in got.log],
