@@ -24,6 +24,7 @@ from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
 from experiments.parts import NEED_PREDICTOR
 from experiments.schema import FILE_KEYS, LONGEST_LABEL, SCHEMA_VERSION, Experiment, Pool
+from experiments.suggested import suggested_slo
 from policies import POLICIES
 from sim.errors import ConfigError
 
@@ -405,6 +406,8 @@ def _resolve(
     _refuse_idle_replicas(written)
     said = _Said(written)
     resolved = layers.with_pools(layers.without_nulls(merged), f"{said.source}: ")
+    if resolved.get("slo") == "preset":
+        resolved["slo"] = suggested_slo(resolved.get("workload"), said.where("slo"))
     resolved, notes = _settled(resolved, said)
     if strict:
         resolved = _refusing(resolved)

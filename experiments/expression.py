@@ -12,6 +12,9 @@
     atom       = number | 'text' | "text" | "(" choice ")" | reference
     reference  = variant "." [("classes" | "tenants") "." name "."] metric ["." statistic]
 
+Metrics and statistics are those of ``phasewise metrics``; ``requests.finished`` and the like count
+measured requests, ``sessions.skipped`` and the like sessions in closed loop.
+
 Variants are found by the labels they have, so that these may hold spaces, dots and signs. Words and
 operators other than ``*``, ``/`` and parentheses need spaces around them where a name ends.
 Python's own `eval` has no part in it: there is nothing here that could do harm.
@@ -19,6 +22,7 @@ Python's own `eval` has no part in it: there is nothing here that could do harm.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,8 +37,15 @@ from sim.records import STATES
 Kind = Literal["number", "text", "truth"]
 Value = float | int | str | bool
 
-COUNTS = ("arrived", *STATES)
-"""Statistics of ``requests``."""
+COUNTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "requests": ("arrived", *STATES),
+        "sessions": ("sessions", "turns", "skipped", "cut_short"),
+    }
+)
+"""Counts that stand beside the metrics: of measured requests, and of sessions in closed loop."""
+LONGEST = 500
+"""Characters of an expression: whoever needs more says too much in one."""
 GROUPS = ("classes", "tenants")
 """Parts of a summary with the metrics of a part of the requests, by name."""
 _BY_NAME: Mapping[str, Metric] = MappingProxyType({m.name_in_files: m for m in METRICS.values()})
@@ -76,7 +87,8 @@ class Reference:
         if self.variant not in summaries:
             raise UndefinedError(f"{self.variant} has no results")
         summary = summaries[self.variant]
-        block: Any = summary["overall"] | {"requests": summary["measured_requests"]}
+        counts = {"requests": summary["measured_requests"], "sessions": summary.get("sessions", {})}
+        block: Any = summary["overall"] | counts
         if self.group:
             block = summary.get(self.group, {}).get(self.name, {})
         value = block.get(self.metric)
@@ -116,8 +128,13 @@ def parse(text: str, labels: Sequence[str]) -> tuple[Node, str]:
     Raises:
         ConfigError: It is none, or names a variant, metric or statistic that there is not.
     """
+    if len(text) > LONGEST:
+        raise ConfigError(f"has {len(text)} characters; expected at most {LONGEST}")
     parser = _Parser(text, labels)
-    node = parser.choice()
+    try:
+        node = parser.choice()
+    except RecursionError:
+        raise ConfigError("has too many parentheses") from None
     return node, parser.rest
 
 
@@ -238,6 +255,8 @@ class _Parser:
         if found := _NUMBER.match(self.rest):
             self._take(found.end())
             number = float(found[0])
+            if not math.isfinite(number):
+                raise ConfigError(f"{found[0]} is beyond all numbers")
             return Node("number", (), lambda _: number)
         raise self._unknown()
 
@@ -259,7 +278,7 @@ class _Parser:
             return self._error("expected a number, or one of a variant such as label.ttft_s.mean")
         parts = found[0].split(".")
         dot = len(parts) > 1
-        known = (at for at in range(1, len(parts)) if parts[at] in (*_BY_NAME, *GROUPS, "requests"))
+        known = (at for at in range(1, len(parts)) if parts[at] in (*_BY_NAME, *GROUPS, *COUNTS))
         name = ".".join(parts[: next(known, 1)])
         hint = nearest(name, self._labels)
         more = "" if dot else f"; a number of a variant is written {self._labels[-1]}.ttft_s.mean"
@@ -303,7 +322,10 @@ def _calculated(sign: str, left: Node, right: Node) -> Node:
         divisor = right.value(of)
         if sign == "/" and not divisor:
             raise UndefinedError("it divides by 0")
-        return _ARITHMETIC[sign](left.value(of), divisor)
+        result = _ARITHMETIC[sign](left.value(of), divisor)
+        if not math.isfinite(result):
+            raise UndefinedError("it is beyond all numbers")
+        return result
 
     return _joined("number", (left, right), value)
 
@@ -317,13 +339,13 @@ def _resolved(text: str, label: str, path: str) -> Reference:
     parts, group, name = path.split("."), "", ""
     if parts[0] in GROUPS and len(parts) > 2:
         # A name may hold dots: it ends where a metric begins.
-        ends = (at for at in range(2, len(parts)) if parts[at] in (*_BY_NAME, "requests"))
+        ends = (at for at in range(2, len(parts)) if parts[at] in (*_BY_NAME, *COUNTS))
         end = next(ends, 2)
         group, name, parts = parts[0], ".".join(parts[1:end]), parts[end:]
     metric, statistic = parts[0], ".".join(parts[1:])
     statistics = _statistics(metric, group, text)
     if statistic not in statistics and statistics != ("",):
-        given = f"no statistic {statistic!r}" if statistic else f"{metric} is a distribution"
+        given = f"no statistic {statistic!r}" if statistic else f"{metric} has several numbers"
         raise ConfigError(f"{text}: {given}{nearest(statistic, statistics)}")
     if statistic not in statistics:
         raise ConfigError(f"{text}: {metric} is one number and has no {statistic}")
@@ -332,11 +354,12 @@ def _resolved(text: str, label: str, path: str) -> Reference:
 
 def _statistics(metric: str, group: str, text: str) -> tuple[str, ...]:
     """What may stand behind the name of a metric; an empty text for one number."""
-    if metric == "requests":
-        return COUNTS
-    if metric not in _BY_NAME:
-        names = (*(name for name, each in _BY_NAME.items() if each.of_requests or not group),)
-        raise ConfigError(f"{text}: no metric {metric!r}{nearest(metric, (*names, 'requests'))}")
-    if group and not _BY_NAME[metric].of_requests:
+    known = _BY_NAME.get(metric)
+    if group and (metric == "sessions" or (known is not None and not known.of_requests)):
         raise ConfigError(f"{text}: {metric} is of the whole run, and not of one of its {group}")
-    return STATISTICS if _BY_NAME[metric].spread else ("",)
+    if metric in COUNTS:
+        return COUNTS[metric]
+    if known is None:
+        names = [name for name, each in _BY_NAME.items() if each.of_requests or not group]
+        raise ConfigError(f"{text}: no metric {metric!r}{nearest(metric, [*names, *COUNTS])}")
+    return STATISTICS if known.spread else ("",)

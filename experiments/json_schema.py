@@ -23,6 +23,7 @@ from kernels_profile.graphs import GRAPHS
 from kernels_profile.host import HOSTS, HostOverhead
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.step_time import LinearStepTime
+from traces.generators import GENERATORS
 
 Schema = dict[str, Any]
 
@@ -266,6 +267,15 @@ def _allow_presets(definitions: Schema) -> None:
         "anyOf": [uneven, {"const": "even"}],
         "description": uneven.get("description", ""),
     }
-    presets = [entry.name for entry in listing.entries("presets")]
-    preset = definitions["Workload"]["properties"]["preset"]
-    preset["anyOf"] = [{"enum": presets}, {"type": "null"}]
+    presets: list[Schema] = [{"enum": [entry.name for entry in listing.entries("presets")]}]
+    for name, made in GENERATORS.items():
+        with_options = _of_class(made, "name", name)
+        presets.append({**with_options, "description": listing.first_line(made)})
+    for owner in ("Workload", "Part"):
+        preset = definitions[owner]["properties"]["preset"]
+        preset["anyOf"] = [*presets, {"type": "null"}]
+    targets = definitions["SLO"]
+    definitions["SLO"] = {
+        "anyOf": [targets, {"const": "preset"}],
+        "description": targets.get("description", ""),
+    }

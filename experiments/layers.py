@@ -24,6 +24,7 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
         "decode_router": "name",
         "step_time": "model",
         "precision": "weights",
+        "preset": "name",
         "arrivals": "process",
         "delay": "distribution",
     }
@@ -64,11 +65,14 @@ def write_out(layer: Layer, where: str) -> Layer:
     full = _words(layer)
     workload = full.get("workload")
     if isinstance(workload, dict):
-        full["workload"] = _words(workload)
-        if isinstance(workload.get("preset"), str):
-            full["workload"]["preset"] = canonical(workload["preset"])
-        if isinstance(workload.get("sessions"), dict):
-            full["workload"]["sessions"] = _words(workload["sessions"])
+        full["workload"] = _source(workload)
+        if isinstance(mix := workload.get("mix"), list):
+            full["workload"]["mix"] = [
+                _source(unfold(part, f"{where}workload.mix[{at}]."))
+                if isinstance(part, dict)
+                else part
+                for at, part in enumerate(mix)
+            ]
     full = _pool(full, where)
     pools = full.get("pools")
     if isinstance(pools, dict):
@@ -77,6 +81,13 @@ def write_out(layer: Layer, where: str) -> Layer:
             for role, pool in pools.items()
         }
     return full
+
+
+def _source(source: Layer) -> Layer:
+    written = _words(source)
+    if isinstance(source.get("sessions"), dict):
+        written["sessions"] = _words(source["sessions"])
+    return written
 
 
 def _is_pool(role: str, pool: object) -> bool:
@@ -153,19 +164,39 @@ def _differ(key: str, below: Mapping[str, Any], value: Mapping[str, Any]) -> boo
     return name is not None and name != below.get(_CHOOSES[key])
 
 
+_SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "trace": ("format", "columns"),
+        "preset": ("requests",),
+        "mix": (),
+    }
+)
+"""Where requests come from, one of these, and the keys that belong to one of them alone."""
+
+
 def _other_source_dropped(below: Mapping[str, Any], value: Mapping[str, Any]) -> Layer:
-    dropped: tuple[str, ...] = ()
-    if value.get("trace") is not None:
-        dropped = ("preset", "requests")
-    elif value.get("preset") is not None:
-        dropped = ("trace", "format", "columns")
+    chosen = next((key for key in _SOURCES if value.get(key) is not None), None)
+    there = [key for key in _SOURCES if key in below]
+    if chosen is None or not there:
+        return dict(below)
+    others = [key for key in _SOURCES if key != chosen]
+    dropped = {*others, *(own for key in others for own in _SOURCES[key])}
     kept = {key: item for key, item in below.items() if key not in dropped}
-    if dropped and any(key in below for key in ("trace", "preset")):
-        # Arrivals without a process are those of the source that is replaced.
-        arrivals = kept.get("arrivals")
-        if isinstance(arrivals, Mapping) and "process" not in arrivals:
-            del kept["arrivals"]
+    # Arrivals without a process are those of the source that is replaced.
+    arrivals = kept.get("arrivals")
+    same = there == [chosen] and not _differ(
+        chosen, _mapping(below, chosen), _mapping(value, chosen)
+    )
+    if chosen == "preset" and same and isinstance(value["preset"], Mapping):
+        return kept  # other options of the same preset
+    if isinstance(arrivals, Mapping) and "process" not in arrivals:
+        del kept["arrivals"]
     return kept
+
+
+def _mapping(layer: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = layer.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def with_pools(config: Layer, where: str) -> Layer:

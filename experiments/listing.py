@@ -115,9 +115,13 @@ def _models() -> list[Entry]:
 
 
 def _presets() -> list[Entry]:
+    from traces.generators import GENERATORS
     from traces.presets import PRESETS
 
-    return [Entry(name, f"synthetic: {about}") for name, about in PRESETS.items()]
+    return [
+        *(Entry(name, f"synthetic: {about}") for name, about in PRESETS.items()),
+        *_of_classes(GENERATORS),
+    ]
 
 
 def _formats() -> list[Entry]:

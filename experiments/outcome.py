@@ -331,20 +331,26 @@ def _word(value: Any) -> str:
 def metrics(*, as_json: bool = False) -> None:
     """Print the dictionary of definitions."""
     from experiments.verdict import DEFINITION
-    from sim.metric_definitions import METRICS
+    from sim.metric_definitions import METRICS, STATISTICS
 
     if as_json:
         told = {
-            metric.name_in_files: {"title": metric.title, "definition": metric.definition}
+            metric.name_in_files: {
+                "title": metric.title,
+                "definition": metric.definition,
+                "statistics": STATISTICS if metric.spread else (),
+                "per_class": metric.of_requests,
+            }
             for metric in METRICS.values()
         }
         _print_json({**told, "verdict": {"title": "Verdict", "definition": DEFINITION}})
         return
     for metric in METRICS.values():
-        _print(f"{metric.heading}  [{metric.name_in_files}]")
+        _print(f"{metric.heading}  [{metric.name_in_files}{'.*' if metric.spread else ''}]")
         _print(f"    {metric.definition}")
     _print("Verdict")
     _print(f"    {DEFINITION}")
+    _print(f".* is one of {', '.join(STATISTICS)}, such as ttft_s.p99.")
 
 
 # --- output

@@ -148,7 +148,11 @@ class Cancel(Strict):
     """When, such as {distribution: exponential, mean_s: 5}."""
 
 
-class Workload(Strict):
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Source(Strict):
     """Which requests arrive, and when: a trace file or a synthetic preset."""
 
     trace: str | None = None
@@ -157,14 +161,38 @@ class Workload(Strict):
     """Trace format; default: recognised from the content."""
     columns: dict[str, str] | None = None
     """For plain CSV or JSON lines: our name of a column to the file's name of it."""
-    preset: str | None = None
-    """Name of a synthetic preset (``phasewise list presets``), instead of a trace."""
+    preset: Annotated[Named | None, BeforeValidator(_named)] = None
+    """A synthetic preset instead of a trace: a name, or name and options such as
+    {name: prefix-repetition, prefix_tokens: 1024} (``phasewise list presets``)."""
     requests: Count | None = None
-    """Requests to make from a preset."""
+    """Requests to make from a preset; of sessions, turns in all."""
     arrivals: Arrivals = Arrivals()
     sessions: Sessions | None = None
     """Let the turns of a session follow each other; ``{}`` for the defaults. Without this key every
-    request arrives by itself, whatever session it belongs to."""
+    request of a trace arrives by itself, whatever session it belongs to."""
+    prompt_order: Literal["stable-first", "variable-first"] | None = None
+    """Where prompts consist of a part that others share and a part of their own (presets that share
+    parts, sessions without block ids): which comes first. ``variable-first`` is the mistake of a
+    time or a user's text in front of the system prompt. Default: ``stable-first``."""
+
+
+class Part(Source):
+    """One of several workloads that are mixed."""
+
+    request_class: str | None = None
+    """Class of all its requests. Default: the preset's, or the trace's column."""
+    share: Ratio | None = None
+    """Its share of the mix's `requests` and `arrivals`, beside those of the other parts, instead of
+    requests and arrivals of its own."""
+    max_tokens: Count | None = None
+    """As `max_tokens` of the workload, for this part."""
+
+
+class Workload(Source):
+    """Which requests arrive, and when: a trace file, a synthetic preset, or a mix of them."""
+
+    mix: Annotated[list[Part], Field(min_length=1)] | None = None
+    """Several workloads at once, each with its own arrivals, sessions and class."""
     cancel: Cancel | None = None
     """Let clients give up whom the trace (column ``cancel_after_s`` or ``_ms``) says nothing of,
     such as {share: 0.1, after: {distribution: exponential, mean_s: 5}}."""

@@ -16,12 +16,13 @@ import numpy as np
 
 from experiments import cluster, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
+from experiments.requests import depends_on_ends, trace_paths
 from experiments.reuse import reuse_of
 from experiments.schema import Experiment
 from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
-from experiments.workload import Workload, build_workload, depends_on_ends, trace_path
+from experiments.workload import Workload, build_workload
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.event_loop import simulate
 from sim.metrics import Gaps, Ints
@@ -81,11 +82,11 @@ def _fingerprint(
     experiment: Experiment, folder: Path, code: str, of_file: Callable[[Path], str]
 ) -> Fingerprint:
     config = experiment.model_dump(mode="json", exclude={"label", "name", "about", "notes"})
-    path = trace_path(experiment.workload, folder)
+    read = [of_file(path) for path in trace_paths(experiment.workload, folder)]
     own = [of_file(file) for file in _own_files(experiment, folder)]
     return Fingerprint(
         config=hashes.of_values(config),
-        trace=of_file(path) if path is not None else "",
+        trace=hashes.of_values({"files": read}) if len(read) > 1 else "".join(read),
         code=hashes.of_values({"code": code, "own": own}) if own else code,
     )
 
@@ -213,12 +214,14 @@ def window_of(experiment: Experiment, workload: Workload) -> Windows:
 
 def _of_sessions(workload: Workload, summary: dict[str, Any]) -> list[str]:
     """Add what came of the sessions to the summary; turns that never arrived, as a sentence."""
+    from traces.mixture import MixedSource
     from traces.sessions import SessionSource
 
-    if not isinstance(workload.source, SessionSource):
+    source = workload.source
+    if not isinstance(source, SessionSource | MixedSource) or not (counts := source.counts()):
         return []
-    summary["sessions"] = workload.source.counts()
-    note = workload.source.note()
+    summary["sessions"] = counts
+    note = source.note()
     return [] if note is None else [note]
 
 
@@ -242,7 +245,7 @@ def _steps_file(
 
 def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Record:
     points = experiment.record.series_points
-    span_ns = int(trace.arrival_ns[-1]) if len(trace) else 0
+    span_ns = int(trace.arrival_ns.max()) if len(trace) else 0  # parts of a mix overlap
     if span_ns <= 0 or depends_on_ends(experiment.workload):
         # The arrivals span no time, or nobody knows how much: sample at a fixed interval.
         span_ns = round(points * _SAMPLE_S_WITHOUT_SPAN * 1e9)

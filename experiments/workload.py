@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.schema import Experiment, Pool
+from experiments.requests import arriving, generator_of, parts_of, sessions_of_source
+from experiments.schema import Experiment, Part, Pool, Source
 from experiments.schema import Sessions as SessionsConfig
-from experiments.schema import Workload as WorkloadConfig
 from sim.errors import ConfigError
 from sim.request import NEVER, Trace
 from sim.slo import NO_CLASS
@@ -35,26 +36,11 @@ class Workload:
     notes: tuple[str, ...]
 
 
-def depends_on_ends(workload: WorkloadConfig) -> bool:
-    """Whether requests arrive when others end, so that only the run itself tells when."""
-    return workload.arrivals.process == "closed-loop" or workload.sessions is not None
-
-
-def trace_path(workload: WorkloadConfig, folder: Path) -> Path | None:
-    """The trace file, beside the config or in the working folder; None if there is none."""
-    if workload.trace is None:
-        return None
-    try:
-        given = Path(workload.trace).expanduser()
-        return next((path for path in (folder / given, given) if path.is_file()), None)
-    except (OSError, RuntimeError):  # a name too long for a path, or ~someone who is not here
-        return None
-
-
 def build_workload(experiment: Experiment, folder: Path, max_model_len: int | None) -> Workload:
     """Read or make the requests, give them arrival times, and settle what clients ask for.
 
-    The same `workload` and seed give the same requests in every variant.
+    The same `workload` and seed give the same requests in every variant; each part of a mix draws
+    by its name, whatever the others are.
 
     Args:
         experiment: Resolved and checked.
@@ -64,40 +50,74 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
     Raises:
         PhasewiseError: One line: what cannot be read, or does not go together.
     """
-    from traces.arrivals import make_source
+    from traces.mixture import MixedSource, joined, seed_of_part, set_apart
+
+    config, seed = experiment.workload, experiment.seed
+    settle = partial(_settled, experiment=experiment, folder=folder, limit=max_model_len)
+    if config.mix is None:
+        trace, notes = settle(config, seed)
+        return Workload(
+            trace,
+            _source_of(config, trace),
+            (*trace.notes, *notes, *_without_effect(trace, experiment)),
+        )
+    parts = parts_of(config)
+    built = [settle(part, seed_of_part(seed, name)) for name, part in parts.items()]
+    traces = set_apart([trace for trace, _ in built], list(parts))
+    mixed = MixedSource(
+        [_source_of(part, each) for part, each in zip(parts.values(), traces, strict=True)]
+    )
+    trace = joined(traces)
+    said = (
+        f"{each.source}: {note}"
+        for each, (_, notes) in zip(traces, built, strict=True)
+        for note in notes
+    )
+    return Workload(trace, mixed, (*trace.notes, *said, *_without_effect(trace, experiment)))
+
+
+def _settled(
+    source: Source, seed: int, experiment: Experiment, folder: Path, limit: int | None
+) -> tuple[Trace, list[str]]:
+    """The requests of one source as they will be run, and what was done to them."""
     from traces.cancellations import draw_cancellations
-    from traces.sessions import SessionSource
     from traces.workload import resolve
 
     config = experiment.workload
-    trace = _arriving(config, experiment.seed, folder)
+    asked = (source.max_tokens if isinstance(source, Part) else None) or config.max_tokens
+    trace = arriving(source, seed, folder)
+    if isinstance(source, Part) and source.request_class is not None:
+        named = np.full(len(trace), source.request_class, dtype=object)
+        trace = replace(trace, request_class=named)
     if (cancel := config.cancel) is not None:
         after = cancel.after
         how = (cancel.share, after.distribution, after.mean_s, after.cv)
-        trace = draw_cancellations(trace, *how, seed=experiment.seed)
+        trace = draw_cancellations(trace, *how, seed=seed)
     cut: list[str] = []
-    if config.sessions is not None:
-        trace, cut = _with_turns(trace, config, config.sessions, experiment.seed)
-    settled, notes = resolve(trace, config.max_tokens, config.over_long, max_model_len)
+    sessions = sessions_of_source(source)
+    if sessions is not None:
+        trace, cut = _with_turns(trace, asked, sessions, seed)
+    settled, notes = resolve(trace, asked, config.over_long, limit)
     if not len(settled):
         raise ConfigError(f"workload: {settled.source}: no request is left to run")
     settled = _with_deadlines(settled, experiment)
-    source: ArrivalSource
-    if config.sessions is None:
-        source = make_source(settled, config.arrivals.concurrency)
-    else:
-        settled = _with_shared_tokens(settled)
-        source = SessionSource(
-            settled,
-            concurrency=config.arrivals.concurrency,
-            on_failed_turn=config.sessions.on_failed_turn,
-        )
-    idle = _without_effect(settled, experiment)
-    return Workload(settled, source, (*settled.notes, *cut, *notes, *idle))
+    return _with_shared_tokens(settled, source), [*cut, *notes]
+
+
+def _source_of(source: Source, trace: Trace) -> ArrivalSource:
+    """What feeds the requests of one source."""
+    from traces.arrivals import make_source
+    from traces.sessions import SessionSource
+
+    sessions = sessions_of_source(source)
+    concurrency = source.arrivals.concurrency
+    if sessions is None:
+        return make_source(trace, concurrency)
+    return SessionSource(trace, concurrency=concurrency, on_failed_turn=sessions.on_failed_turn)
 
 
 def _with_turns(
-    trace: Trace, config: WorkloadConfig, sessions: SessionsConfig, seed: int
+    trace: Trace, asked: int | None, sessions: SessionsConfig, seed: int
 ) -> tuple[Trace, list[str]]:
     """Delays and whole prompts of all turns, outputs cut to `max_tokens`, and notes of the cut."""
     from traces.sessions import sessions_of
@@ -113,16 +133,28 @@ def _with_turns(
             f"workload.sessions.delay: recorded: {trace.source} has no column delay_s (or _ms); "
             "draw delays, as in {distribution: exponential, mean_s: 20}"
         )
-    cut, notes = resolve(trace, config.max_tokens)
+    cut, notes = resolve(trace, asked)
     return whole_prompts(cut, sessions_of(cut), sessions.prompts), notes
 
 
-def _with_shared_tokens(trace: Trace) -> Trace:
+def _with_shared_tokens(trace: Trace, source: Source) -> Trace:
     """The trace with what turns share, if it does not say itself what prompts are made of."""
     from traces.sessions import sessions_of
     from traces.turns import with_content
 
-    return trace if trace.block_ids is not None else with_content(trace, sessions_of(trace))
+    generator, order = generator_of(source), source.prompt_order
+    in_turns = sessions_of_source(source) is not None
+    if order is not None and generator is None and (trace.block_ids is not None or not in_turns):
+        why = "its block ids say" if trace.block_ids is not None else "nothing is said of"
+        raise ConfigError(
+            f"workload.prompt_order: {order}: {trace.source}: {why} what its prompts are made of; "
+            "expected a preset whose prompts share parts, or sessions without block ids"
+        )
+    told = trace.block_ids is not None or trace.content is not None
+    if told or not in_turns:
+        return trace
+    system_tokens = getattr(generator, "system_tokens", 0)
+    return with_content(trace, sessions_of(trace), system_tokens, order or "stable-first")
 
 
 def _unmet_names(
@@ -161,6 +193,10 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
         notes.append(
             "order priority: all requests have the same, so it is first come, first served."
         )
+    if "vtc" in orders and (trace.tenant is None or len(set(trace.tenant.tolist())) < 2):
+        notes.append(
+            "order vtc: all requests are of one tenant, so it is first come, first served."
+        )
     if "edf" in orders and (trace.deadline_ns is None or (trace.deadline_ns == NEVER).all()):
         notes.append(
             "order edf: no request has a deadline, of the trace or as slo.ttft_s, so it is first "
@@ -182,56 +218,6 @@ def _few(names: Sequence[str]) -> str:
 def _pools(experiment: Experiment) -> list[Pool]:
     pools = experiment.pools
     return [pool for pool in (pools.colocated, pools.prefill, pools.decode) if pool is not None]
-
-
-def _arriving(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
-    from traces.arrivals import arrive
-    from traces.sessions import begin_sessions
-
-    arrivals = config.arrivals
-    window = arrivals.window_s
-    made = config.preset is not None
-    trace = _of_preset(config, seed) if made else _of_file(config, seed, folder)
-    # A preset has been drawn with its arrivals; they are its recording.
-    drawn = made and arrivals.process != "closed-loop"
-    return (arrive if config.sessions is None else begin_sessions)(
-        trace,
-        "recorded" if drawn else arrivals.process or "recorded",
-        seed=seed,
-        rate_per_s=arrivals.rate_per_s,
-        cv=arrivals.cv,
-        burst_requests=arrivals.burst_requests,
-        speedup=arrivals.speedup,
-        window_s=None if window is None else (window[0], window[1]),
-        limit=arrivals.limit,
-        spread_ticks=arrivals.spread_ticks,
-    )
-
-
-def _of_file(config: WorkloadConfig, seed: int, folder: Path) -> Trace:
-    import traces
-
-    path = trace_path(config, folder)
-    if path is None:
-        raise ConfigError(f"workload.trace: {config.trace}: no such file")
-    return traces.load(path, config.format, config.columns, seed=seed)
-
-
-def _of_preset(config: WorkloadConfig, seed: int) -> Trace:
-    from traces.presets import synthesize
-
-    assert config.preset is not None
-    assert config.requests is not None
-    arrivals = config.arrivals
-    return synthesize(
-        config.preset,
-        config.requests,
-        rate_per_s=arrivals.rate_per_s,
-        seed=seed,
-        process=arrivals.process,
-        cv=arrivals.cv,
-        burst_requests=arrivals.burst_requests,
-    )
 
 
 def _with_deadlines(trace: Trace, experiment: Experiment) -> Trace:

@@ -7,6 +7,8 @@ dataclass are its options in a config. Names are written with hyphens, options w
 from policies.affinity import ConsistentHash, SessionAffinity
 from policies.cache_routing import KVAware, LeastKV, PrefixAware
 from policies.class_placement import ClassAware
+from policies.fair_order import VirtualTokenCounters
+from policies.multi_level_order import MultiLevelQueue
 from policies.orca import Orca
 from policies.orders import Deadline, Priority, ShortestFirst, ShortestRemaining
 from policies.predictors import Bucket, Noisy, Oracle
@@ -47,6 +49,8 @@ ORDERS = {
     "srtf": ShortestRemaining,
     "priority": Priority,
     "edf": Deadline,
+    "mlfq": MultiLevelQueue,
+    "vtc": VirtualTokenCounters,
 }
 
 PREDICTORS = {"oracle": Oracle, "noisy": Noisy, "bucket": Bucket}

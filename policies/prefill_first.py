@@ -42,6 +42,8 @@ class PrefillFirst(Policy):
     preemption: Literal["recompute", "swap"] = "recompute"
     host_blocks: int | None = None
 
+    preemptible = True
+
     @property
     def seats(self) -> int:
         """Most requests running at once."""

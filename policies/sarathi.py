@@ -26,6 +26,8 @@ class Sarathi(Policy):
     budget_tokens: int = 512
     max_num_seqs: int = 128
 
+    preemptible = True
+
     @property
     def seats(self) -> int:
         """Most requests running at once."""

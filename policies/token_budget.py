@@ -50,6 +50,7 @@ class TokenBudget(Policy):
     uncached_first: bool = False
 
     pulls_need_seat = True
+    preemptible = True
 
     @property
     def seats(self) -> int:

@@ -156,17 +156,17 @@ class Holding:
     Attributes:
         request: Whose.
         named: Leading blocks of it in which some other request may find its tokens.
-        arrived_tokens: Leading tokens whose KV came from another replica.
+        stored_tokens: Leading tokens whose KV it has not computed: found, or from another replica.
         blocks: How many are registered.
         pieces: (extent, blocks) of each, in order; what an extent lost to a cut, its `rest` has.
     """
 
-    __slots__ = ("arrived_tokens", "blocks", "named", "pieces", "request")
+    __slots__ = ("blocks", "named", "pieces", "request", "stored_tokens")
 
     def __init__(self, request: Request, named: int) -> None:
         self.request = request
         self.named = named
-        self.arrived_tokens = self.blocks = 0
+        self.stored_tokens = self.blocks = 0
         self.pieces: list[tuple[Extent, int]] = []
 
     def add(self, extent: Extent, blocks: int) -> None:

@@ -124,7 +124,7 @@ class PipelineReplica(Replica):
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
-        self.state.waiting.join(request)
+        self._join_queue(request)
         alone = self._run_ahead
         if alone is None or not self._is_deaf(alone.flight):
             self.notify()
@@ -273,7 +273,7 @@ class PipelineReplica(Replica):
 
     def _is_deaf(self, flight: Flight) -> bool:
         """Whether who joins the queue now is kept out as those are who wait."""
-        return flight.batch.deaf and flight.batch.cause in _HOLDS_OUT
+        return super()._is_deaf(flight) and flight.batch.cause in _HOLDS_OUT
 
     def _start_run(self, ride: _Ride, n: int) -> None:
         flight, start = ride.flight, ride.flight.start_ns

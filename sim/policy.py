@@ -17,7 +17,7 @@ from sim.batch import ScheduledBatch
 from sim.decode_group import DecodeGroup
 from sim.host import HostMemory
 from sim.kvcache import BlockPool
-from sim.queue import QueueOrder, WaitingQueue
+from sim.queue import ChangingOrder, QueueOrder, WaitingQueue
 from sim.request import Request
 
 
@@ -27,6 +27,7 @@ class ReplicaState:
     Attributes:
         role: ``both``, ``prefill`` or ``decode``.
         kv: Memory to allocate from.
+        order: Order of the queue; `changing` is the same if it changes while requests wait.
         waiting: Requests to be prefilled here, the next one at ``waiting[0]``.
         running: Admitted requests in order of admission (a dict used as an ordered set).
         prefilling: Those of `running` whose prefill is not complete, in the same order.
@@ -66,7 +67,8 @@ class ReplicaState:
         self.max_model_len = max_model_len
         self.watermark_blocks = watermark_blocks
         self.host = host
-        self.waiting = WaitingQueue(order)
+        self.changing = order if isinstance(order, ChangingOrder) else None
+        self.waiting = WaitingQueue(order) if self.changing is None else self.changing.queue()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
         self.away = 0
@@ -109,6 +111,8 @@ class ReplicaState:
             self.waiting.pop_head()
         else:
             self.waiting.take_out(request)
+        if self.changing is not None:
+            self.changing.admitted(request)
         self.admitted.append(request)
         self._seat(request)
         request.target_tokens = request.known_tokens
@@ -119,6 +123,8 @@ class ReplicaState:
     def start_loaded(self, request: Request) -> None:
         """Let a request whose KV was transferred join the tail of running."""
         self.loaded.remove(request)
+        if self.changing is not None:
+            self.changing.loaded(request)
         self.admitted.append(request)
         self._seat(request)
         if request.prefilling:
@@ -371,6 +377,7 @@ class Policy:
         clairvoyant: The policy needs the true output length (`Request.oracle_tokens`).
         joins_loaded: Loaded requests join running at the start of a pass by themselves (rule 33).
         pulls_need_seat: A decode replica reserves for a transfer only while it has a free seat.
+        preemptible: A queue order that preempts (`mlfq`) may do so before the policy decides.
         deliver_at_batch_end: Clients get all tokens when the batch is over.
         alone: It runs only where replicas prefill and decode, in one stage, and sorts its queue
             itself: no prefill or decode pool, no pipeline, no queue order but first come.
@@ -380,6 +387,7 @@ class Policy:
     alone: ClassVar[bool] = False
     joins_loaded: ClassVar[bool] = True
     pulls_need_seat: ClassVar[bool] = False
+    preemptible: ClassVar[bool] = False
 
     @property
     def seats(self) -> int:

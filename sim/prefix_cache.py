@@ -199,7 +199,7 @@ class PrefixCache(CachingPool):
     def arrived(self, request: Request) -> None:
         """See `KVCache.arrived`. What came can be found from now on (rule 44)."""
         holding = self._held[request]
-        holding.arrived_tokens = request.prompt_tokens
+        holding.stored_tokens = request.prompt_tokens
         full = min(request.prompt_tokens // self.block_tokens, holding.named)
         if full > holding.blocks:
             self._register(holding, full)
@@ -224,6 +224,7 @@ class PrefixCache(CachingPool):
             extent.users += 1
             holding.add(extent, blocks)
         request.held_blocks = found
+        holding.stored_tokens = found * self.block_tokens
         self._count_origins(holding, 1)
         self._wait_to_grow(holding)
         return True
@@ -339,7 +340,7 @@ class PrefixCache(CachingPool):
         count, before = request.held_blocks, self._queued
         holding = self._held.pop(request, None) or Holding(request, 0)
         self._count_origins(holding, -1)
-        stored = max(request.computed_then, holding.arrived_tokens)
+        stored = max(request.computed_then, holding.stored_tokens)
         full = min(stored // self.block_tokens, count)
         self._trim(holding, full)
         self._free_nameless(count - full, content=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from sim.request import Request
+
+if TYPE_CHECKING:
+    from sim.policy import ReplicaState
 
 
 class QueueOrder(Protocol):
@@ -46,6 +49,47 @@ class FirstCome:
     def victim(self, request: Request, later: deque[Request]) -> Request:
         """The last of those not yet handled, `request` if there is none."""
         return later.pop() if later else request
+
+
+class ChangingOrder(FirstCome):
+    """An order that changes while requests wait, by what happens on the replica.
+
+    Each replica works on a copy. While anybody waits whom the next pass could admit, passes are
+    made one by one, so that fast-forward never runs past a change. Subclass it, and override what
+    the order needs; `key` may then depend on what it was told, but only change in `refresh`.
+
+    Attributes:
+        preempts: It takes requests from running by itself, in `make_way`.
+    """
+
+    first_come = False
+    preempts = False
+
+    def begin(self, alone_ns: Callable[[int], int]) -> None:
+        """A replica starts to work; `alone_ns` says how long a step with such a prompt alone is."""
+
+    def queue(self) -> WaitingQueue:
+        """The waiting queue of the replica."""
+        return WaitingQueue(self)
+
+    def refresh(self, queue: WaitingQueue, now_ns: int) -> None:
+        """Bring the order up to date, before each pass and before a request joins."""
+
+    def admitted(self, request: Request) -> None:
+        """A request has left the queue for running."""
+
+    def loaded(self, request: Request) -> None:
+        """A request whose KV was transferred has joined running."""
+
+    def served(self, requests: Iterable[Request], length_ns: int) -> None:
+        """These took part in iterations of this length in all, which are over."""
+
+    def gone(self, request: Request) -> None:
+        """A request is not outstanding here any more: it ended, moved on or was given up."""
+
+    def make_way(self, state: ReplicaState, seats: int) -> bool:
+        """Preempt for those who wait, before the policy decides; whether anybody went."""
+        return False
 
 
 class WaitingQueue(deque[Request]):
@@ -107,6 +151,12 @@ class WaitingQueue(deque[Request]):
             del self._keys[at - self._front]
         del self[at]
         self._count(request, -1)
+
+    def move_back(self, request: Request) -> None:
+        """Its key has changed: it joins anew, at the back of those with the same."""
+        self.take_out(request)
+        self._count(request, 1)
+        self._insert(request)
 
     def _count(self, request: Request, sign: int) -> None:
         """What a request knows does not change while it waits."""

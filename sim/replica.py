@@ -12,13 +12,13 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 from simpy import Environment
 from simpy.events import Event
 
-from sim.batch import ScheduledBatch
+from sim.batch import Cause, ScheduledBatch
 from sim.clock import Doorbell, Instant, Phase, now_ns
 from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError, StuckError
@@ -26,7 +26,7 @@ from sim.flight import DecisionNotes, Flight
 from sim.host import HostLink, HostMemory
 from sim.kvcache import CachingPool
 from sim.policy import Policy, ReplicaState
-from sim.queue import FirstCome, QueueOrder
+from sim.queue import ChangingOrder, FirstCome, QueueOrder
 from sim.records import ADMITTED, PREEMPTED, PREFILLED, Decision, Lifetime, Recorder
 from sim.request import NEVER, Request
 from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork, asks_spread, bound
@@ -139,9 +139,12 @@ class Replica:
         self._commits = self._cache is not None and self._cache.commits
         self._lost_before = 0
         self.host_link = _host_link(spec)
+        order = copy.deepcopy(spec.order)
+        if isinstance(order, ChangingOrder):
+            order.begin(self._alone_ns)
         self.state = ReplicaState(
             self.kv,
-            spec.order,
+            order,
             role=role,
             max_model_len=spec.max_model_len,
             watermark_blocks=self.watermark,
@@ -149,6 +152,10 @@ class Replica:
             on_preempt=self._preempted,
             on_join=self._joined_group,
             on_leave=self._leave_group,
+        )
+        self._changing = self.state.changing
+        self._makes_way = (
+            self._changing is not None and self._changing.preempts and self.policy.preemptible
         )
         self._keep_log(self.state.group, recorder)
         self.lives: dict[Request, Lifetime] = {}
@@ -281,9 +288,19 @@ class Replica:
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
-        self.state.waiting.join(request)
-        if not (self.in_flight and self.in_flight[-1].batch.deaf):
+        self._join_queue(request)
+        if not (self.in_flight and self._is_deaf(self.in_flight[-1])):
             self.notify()
+
+    def _join_queue(self, request: Request) -> None:
+        if self._changing is not None:
+            self.sync()
+            self._changing.refresh(self.state.waiting, now_ns(self.env))
+        self.state.waiting.join(request)
+
+    def _is_deaf(self, flight: Flight) -> bool:
+        """Whether who joins the queue now changes nothing while the decision holds."""
+        return flight.batch.deaf and not self._makes_way
 
     def notify(self) -> None:
         """Something reached the replica: it schedules at the next boundary, or now if idle."""
@@ -366,6 +383,8 @@ class Replica:
         self.outstanding -= 1
         self._known_tokens -= request.known_tokens
         self.lives[request].where = None
+        if self._changing is not None:
+            self._changing.gone(request)
 
     def forget(self, request: Request) -> None:
         """The last of a request that has signed off: its memory comes back."""
@@ -439,6 +458,8 @@ class Replica:
                 state.admitted, state.found = [], {}
             if state.loaded and policy.joins_loaded:
                 state.join_loaded(policy.seats)
+            if self._changing is not None and self._made_way(self._changing, now):
+                continue
             batch = policy.schedule(state)
             if batch.host_bytes:
                 assert self.host_link is not None
@@ -521,6 +542,8 @@ class Replica:
         """For how many iterations the decision holds: nobody finishes, and blocks suffice."""
         batch, group = flight.batch, flight.group
         n = batch.chunk_repeat if flight.chunks else batch.repeat
+        if self._changing is not None and self.state.waiting and not self._no_turn(batch):
+            return 1
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
         if n == 1 or self.state.preempted:
             return 1
@@ -564,6 +587,27 @@ class Replica:
             self._complete()
         else:
             self._wake = self._wake.replace(ends[at] - now, self._step_end)
+
+    # --- an order that changes
+
+    def _alone_ns(self, tokens: int) -> int:
+        """Length of a step that prefills so many tokens of one prompt from its start, ns."""
+        return self.spec.step_time.step_ns(StepWork([(tokens, 0)]), 0)
+
+    def _made_way(self, order: ChangingOrder, now: int) -> bool:
+        """A pass of the order's own before that of the policy, logged if it preempted (rule 2)."""
+        state = self.state
+        if not state.waiting:
+            return False
+        order.refresh(state.waiting, now)
+        if not (self._makes_way and order.make_way(state, self.policy.seats)):
+            return False
+        self._repeated_pass(now)
+        return True
+
+    def _no_turn(self, batch: ScheduledBatch) -> bool:
+        """Whether those who wait have to, whatever their order."""
+        return not self._makes_way and batch.cause in (Cause.NO_SEAT, Cause.BATCH_RUNNING)
 
     # --- the effects of iterations
 
@@ -814,6 +858,10 @@ class Replica:
         if self._notes_to is not None:
             flight.note(self._notes_to, self.iterations, n)
         self.iterations += n
+        if self._changing is not None:
+            members = [r for r in self.state.running if flight.ticks and r.group is flight.group]
+            took_part = chain(members, (request for request, _ in flight.chunks))
+            self._changing.served(took_part, end - flight.start_ns)
         self.busy_ns += end - flight.start_ns
         self.prefill_tokens += flight.prefill_tokens * n
         self.decode_tokens += flight.decodes * n

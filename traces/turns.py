@@ -111,12 +111,15 @@ def _added_up(trace: Trace, sessions: Sessions) -> Trace:
     return replace(trace, prompt_tokens=whole, notes=[*trace.notes, note])
 
 
-def with_content(trace: Trace, sessions: Sessions) -> Trace:
+def with_content(
+    trace: Trace, sessions: Sessions, system_tokens: int = 0, order: str = "stable-first"
+) -> Trace:
     """The trace with what each turn shares with the turns before it (rule 40).
 
     A turn's tokens are those of the turn before, prompt then output, cut to its prompt, and new
     ones. They go on after the prompt with what it may generate, which the next turn finds; as far
-    as `max_tokens` allows, so that they do not tell the true output length. Sessions share nothing.
+    as `max_tokens` allows, so that they do not tell the true output length. Sessions share the
+    first `system_tokens` of their prompts and nothing else.
 
     Turns that only add to the ones before are one run of tokens, however long they are; one that
     cuts them starts another run.
@@ -124,19 +127,47 @@ def with_content(trace: Trace, sessions: Sessions) -> Trace:
     Args:
         trace: Prompts whole, `max_tokens` settled; it has nothing to say of tokens itself.
         sessions: Of the trace.
+        system_tokens: Tokens that all prompts begin with.
+        order: ``stable-first``, or ``variable-first``: what is new in a turn stands in front of
+            what was said before, and then the next turn finds nothing of it.
     """
     prompt, output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
     reach = (trace.prompt_tokens + trace.max_tokens).tolist()
     content: list[Content | None] = [None] * len(trace)
     first = set(sessions.first.tolist())
-    kept, text, held = Content(()), -1, 0
+    system = Content([(0, system_tokens)])
+    kept, text, held = system, 0 if system_tokens else -1, 0
     for row in sessions.order.tolist():
-        if row in first or prompt[row] < held:
-            said = 0 if row in first else prompt[row]
-            kept, text = Content(_continued(kept, text, said)), text + 1
-        content[row] = Content(_continued(kept, text, reach[row]))
+        if row in first:
+            held = min(system_tokens, prompt[row])
+            kept, text = system.cut(held), text + 1
+        elif prompt[row] < held:
+            held = prompt[row]
+            kept, text = Content(_continued(kept, text, held)), text + 1
+        told = Content(_continued(kept, text, reach[row]))
+        content[row] = in_order(told, held, prompt[row], order)
         held = prompt[row] + output[row]
     return replace(trace, content=content)
+
+
+def in_order(content: Content, held: int, prompt: int, order: str) -> Content:
+    """The same tokens with the part that is new in front, under ``variable-first``.
+
+    Args:
+        content: Of the request, what was there before first.
+        held: Tokens of the prompt that were there before, or are shared with others.
+        prompt: Its length; what lies beyond stays behind it.
+        order: ``stable-first`` or ``variable-first``.
+    """
+    if order != "variable-first":
+        return content
+    return Content(
+        [
+            *content.runs(held, prompt),
+            *content.runs(0, held),
+            *content.runs(prompt, content.tokens),
+        ]
+    )
 
 
 def identified(trace: Trace, prompts: str | None = None) -> Trace:

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.conformance.cases import observe_reference
-from tests.conformance.check import compare
+from sim.event_loop import simulate
+from sim.records import Record
+from tests.conformance import adapter
+from tests.conformance.cases import Observed, by_start, differences, observe_reference
 from tests.conformance.reference import load_reference
 from tests.conformance.workloads import Spec
 
@@ -47,5 +49,59 @@ def replicas_of(spec: Spec) -> list[Spec]:
 
 
 def differs(second: Second, spec: Spec) -> list[str]:
-    """What differs, stepping and with fast-forward: times, decisions, free blocks, transfers."""
-    return compare(spec, observe_reference(spec, second.simulate(spec)))
+    """What differs from it, stepping and with fast-forward.
+
+    Times, decisions, free blocks and transfers; with a cache also the tokens found at admissions
+    and the blocks that lost their content.
+    """
+    expected = second.simulate(spec)
+    want = observe_reference(spec, expected) | {"transfers": _moved(spec, expected)}
+    facts: Facts = {}
+    for x in expected.log:
+        found = {i: tokens for i, tokens in x.facts.get("cached", {}).items() if tokens}
+        facts.setdefault(x.replica, []).append([found, x.facts.get("lost", 0)])
+    lines = []
+    for name, fast_forward in (("stepping", False), ("fast-forward", True)):
+        try:
+            got, ours = _observed(spec, fast_forward=fast_forward)
+        except Exception as error:  # whatever it is, it is a difference
+            lines.append(f"{name}: {type(error).__name__}: {error}")
+            continue
+        lines += [f"{name}: {x}" for x in [*differences(want, got), *_unlike(facts, ours)]]
+    return lines
+
+
+Facts = dict[str, list[Any]]
+"""Of each decision of each replica, the tokens found and the blocks that lost their content."""
+
+
+def _observed(spec: Spec, *, fast_forward: bool) -> tuple[Observed, Facts]:
+    cluster, names = adapter.build(spec)
+    record = Record(decisions=True, steps=True)
+    source = adapter.feed(spec)
+    result = simulate(source, cluster, fast_forward=fast_forward, check=True, record=record)
+    facts: Facts = {}
+    for x in result.decisions:
+        found = {i: tokens for i, tokens in x.cached.items() if tokens}
+        facts.setdefault(names[x.replica], []).append([found, x.lost_blocks])
+    return adapter.observe_result(spec, result, names), facts
+
+
+def _unlike(facts: Facts, ours: Facts) -> list[str]:
+    """The first decision whose facts differ."""
+    return [
+        f"{replica}: step {at}: facts {a}, got {b}"
+        for replica, rows in facts.items()
+        for at, (a, b) in enumerate(zip(rows, ours.get(replica, []), strict=False))
+        if a != b
+    ][:1]
+
+
+def _moved(spec: Spec, result: Any) -> list[list[Any]]:
+    """Transfers with the blocks that were moved: not those that the target has found."""
+    rows = []
+    for t in result.transfers:
+        prefill = spec["disaggregated"]["prefill"][int(t.source.removeprefix("prefill"))]
+        moved = t.source_blocks - t.cached_tokens // prefill.get("block_tokens", 16)
+        rows.append([t.request, t.source, t.target, t.start_ns, t.end_ns, moved])
+    return by_start(rows)

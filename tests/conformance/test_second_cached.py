@@ -12,15 +12,10 @@ from typing import Any
 
 import pytest
 
-from sim.event_loop import simulate
 from sim.extents import Holding
 from sim.prefix_cache import PrefixCache
-from sim.records import Record
 from sim.request import Request
-from tests.conformance import adapter
-from tests.conformance.cases import by_start, differences, observe_reference
-from tests.conformance.second import Second, load_second
-from tests.conformance.workloads import Spec
+from tests.conformance.second import Second, differs, load_second
 
 CHUNK = 50
 FEW = {"cached": 150, "disaggregated-cached": 150}
@@ -33,50 +28,6 @@ SLOW = [(kind, first) for kind, few in FEW.items() for first in range(few, MANY,
 @pytest.fixture(scope="module")
 def second(shared: Path) -> Second:
     return load_second(shared)
-
-
-def differs(second: Second, spec: Spec) -> list[str]:
-    """What differs from the second implementation, facts of the cache included."""
-    expected = second.simulate(spec)
-    want = observe_reference(spec, expected) | {"transfers": _moved(spec, expected)}
-    facts: dict[str, list[Any]] = {}
-    for x in expected.log:
-        found = {i: tokens for i, tokens in x.facts.get("cached", {}).items() if tokens}
-        facts.setdefault(x.replica, []).append([found, x.facts.get("lost", 0)])
-    lines = []
-    for name, fast_forward in (("stepping", False), ("fast-forward", True)):
-        cluster, names = adapter.build(spec)
-        result = simulate(
-            adapter.arrivals(spec),
-            cluster,
-            fast_forward=fast_forward,
-            check=True,
-            record=Record(decisions=True, steps=True),
-        )
-        lines += [
-            f"{name}: {x}" for x in differences(want, adapter.observe_result(spec, result, names))
-        ]
-        ours: dict[str, list[Any]] = {}
-        for y in result.decisions:
-            found = {i: tokens for i, tokens in y.cached.items() if tokens}
-            ours.setdefault(names[y.replica], []).append([found, y.lost_blocks])
-        lines += [
-            f"{name}: {replica}: step {at}: facts {a}, got {b}"
-            for replica, rows in facts.items()
-            for at, (a, b) in enumerate(zip(rows, ours.get(replica, []), strict=False))
-            if a != b
-        ][:1]
-    return lines
-
-
-def _moved(spec: Spec, result: Any) -> list[list[Any]]:
-    """Transfers with the blocks that were moved: not those that the target has found."""
-    rows = []
-    for t in result.transfers:
-        prefill = spec["disaggregated"]["prefill"][int(t.source.removeprefix("prefill"))]
-        moved = t.source_blocks - t.cached_tokens // prefill.get("block_tokens", 16)
-        rows.append([t.request, t.source, t.target, t.start_ns, t.end_ns, moved])
-    return by_start(rows)
 
 
 def _compare(second: Second, kind: str, first: int) -> None:

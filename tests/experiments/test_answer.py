@@ -37,7 +37,7 @@ def summary(ttft: float | None, attainment: float = 0.5) -> dict[str, Any]:
 
 
 SUMMARIES = {
-    "cache": summary(0.25, 0.75),
+    "cache": summary(0.25, 0.75) | {"sessions": {"skipped": 3}},
     "no cache": summary(1.0),
     "4 colocated (sarathi)": summary(3.0),
     "rate=0.5": summary(None),
@@ -58,6 +58,7 @@ def said(template: object) -> str:
         ("{cache.cached_tokens}", "123,456"),
         ("{cache.cached_tokens / 1000:,.1f}k", "123.5k"),
         ("{cache.requests.finished} of {cache.requests.arrived}", "9 of 10"),
+        ("{cache.sessions.skipped} turns", "3 turns"),
         ("{4 colocated (sarathi).ttft_s.mean:.0f}", "3"),
         ("{cache.classes.tab-completion.ttft_s.p99:.1f}", "2.0"),
         ("{cache.classes.v1.5.requests.finished}", "9"),
@@ -90,7 +91,9 @@ def test_of_a_list_the_first_is_said_that_holds() -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
+        ("{no cache.sessions.skipped}", "No answer: no cache.sessions.skipped has no value."),
         ("{rate=0.5.ttft_s.mean}", "No answer: rate=0.5.ttft_s.mean has no value."),
+        ("{1e300 * 1e300}", "No answer: it is beyond all numbers."),
         ("{1 / (cache.ttft_s.mean - 0.25)}", "No answer: it divides by 0."),
         ("{cache.prefix_hit_rate_tokens}", "No answer: cache.prefix_hit_rate_tokens has no value."),
     ],
@@ -114,11 +117,13 @@ def test_a_variant_that_failed_is_named() -> None:
         ("{}", "expected a number, or one of a variant such as label.ttft_s.mean at the end"),
         ("{cache.ttft.mean}", r"no metric 'ttft'; did you mean ttft_s\?"),
         ("{cache.ttft_s.p98}", r"no statistic 'p98'; did you mean p99\?"),
-        ("{cache.ttft_s}", "ttft_s is a distribution; choose one of max, mean"),
+        ("{cache.ttft_s}", "ttft_s has several numbers; choose one of max, mean"),
         ("{cache.slo_attainment.mean}", "slo_attainment is one number and has no mean"),
         ("{cache.classes.chat.mfu}", "mfu is of the whole run, and not of one of its classes"),
         ("{cache.classes.chat}", "no metric 'classes'"),
         ("{cache.requests.lost}", "no statistic 'lost'"),
+        ("{cache.requests}", "requests has several numbers; choose one of arrived"),
+        ("{cache.classes.chat.sessions.turns}", "sessions is of the whole run"),
         ("{cache.ttft_s.mean:.2q}", "no format '.2q'; try one such as .2f"),
         ("{cache.ttft_s.mean:9999999d}", "no format '9999999d'"),
         ("{cache.ttft_s.mean no cache.ttft_s.mean}", "cannot be read from 'no cache"),
@@ -128,6 +133,9 @@ def test_a_variant_that_failed_is_named() -> None:
         ("{'a' if 1 else 'b'}", "if needs a comparison, such as a.x < b.x, not a number"),
         ("{'a' if 1 < 2}", "else is missing after if at the end"),
         ("{'a' if 1 < 2 else 3}", "if gives a text, else a number"),
+        ("{" + "(" * 400 + "}", "has too many parentheses"),
+        ("{" + "1 + " * 200 + "1}", "has 801 characters; expected at most 500"),
+        ("{1e999}", "1e999 is beyond all numbers"),
         ("{(1 + 2}", r"\) is missing at the end"),
         ("{1 + }", "expected a number"),
         ("a } b", "} stands alone before ' b'; a brace of the text is written }}"),

@@ -49,9 +49,32 @@ def test_targets_of_a_class_that_no_request_has_are_noted(tmp_path: Path) -> Non
     assert "there are no classes" in notes(classes)[-1]
 
 
+def test_classes_and_tenants_that_routing_names_and_no_request_has_are_noted(
+    tmp_path: Path,
+) -> None:
+    early = {"max_ttft_s": 1, "classes": {"caht": 2}}
+    tenants = {"acme": {"tokens_per_s": 1, "burst_tokens": 1}}
+    limit = {"tokens_per_s": 1, "burst_tokens": 1, "tenants": tenants}
+    workload = trace(tmp_path, "request_class", ("chat", "code"))
+    keys = {
+        "replicas": 2,
+        "router": {"name": "class-aware", "classes": {"chat": [0], "coed": [0]}},
+        "admission": {"early_rejection": early, "rate_limit": limit},
+    }
+
+    assert notes({**workload, **keys}) == [
+        "router.classes.coed: no request is of this class; the classes are chat, code.",
+        "admission.early_rejection.classes.caht: no request is of this class; the classes are "
+        "chat, code.",
+        "admission.rate_limit.tenants.acme: no request is of it.",
+    ]
+
+
 def test_an_order_that_finds_nothing_to_sort_by_is_noted(tmp_path: Path) -> None:
     for order in ("priority", "edf"):
         assert notes({"order": order})[-1].startswith(f"order {order}: ")
+    assert notes({"order": "vtc"})[-1].startswith("order vtc: all requests are of one tenant")
+    assert notes({"order": "vtc", **trace(tmp_path, "tenant", ("a", "b"))}) == []
     assert notes({"order": "edf", "slo": {"ttft_s": 1}}) == notes({})
     assert notes({"order": "priority", **trace(tmp_path, "priority", (1, 2))}) == []
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import outcome
 from experiments.group_table import compare_by, has_groups
-from experiments.tables import to_csv, to_markdown
+from experiments.tables import to_csv, to_markdown, to_rich
 from sim.errors import ConfigError
 from tests.experiments.test_report_groups import Run
 
@@ -42,6 +42,13 @@ def test_it_is_written_like_the_other_table():
     assert to_csv(comparison).startswith(
         "class,variant,arrived_requests,finished_requests,ttft_s_p50"
     )
+
+
+def test_both_names_lead_every_part_of_a_table_that_is_cut():
+    tables = to_rich(compare_by([Run("a", classes=["tab", "agent"])], "class"), 60)
+    assert len(tables) > 1
+    heads = [[str(column.header) for column in table.columns[:2]] for table in tables]
+    assert heads == [["Class", "Variant"]] * len(tables)
 
 
 def test_runs_without_classes_have_none():

@@ -96,7 +96,7 @@ class PlainPrefixCache(PrefixCache):
         self._queue: OrderedDict[_Block | _Run, None] = OrderedDict()
         self._queued = total_blocks
         self._held: dict[Request, list[_Block]] = {}  # those with content, from the start on
-        self._arrived: dict[Request, int] = {}  # leading tokens that came from another replica
+        self._stored: dict[Request, int] = {}  # leading tokens found or sent
 
     @property
     def cached_blocks(self) -> int:
@@ -184,7 +184,7 @@ class PlainPrefixCache(PrefixCache):
 
     def arrived(self, request: Request) -> None:
         """See `KVCache.arrived`."""
-        self._arrived[request] = request.prompt_tokens
+        self._stored[request] = request.prompt_tokens
         full = min(request.prompt_tokens // self.block_tokens, self._named_blocks(request))
         if full > len(self._held[request]):
             self._register(request, full)
@@ -205,6 +205,7 @@ class PlainPrefixCache(PrefixCache):
         self.shared_blocks += len(found) - len(unused)
         request.held_blocks = len(found)
         self._held[request] = list(found)
+        self._stored[request] = len(found) * self.block_tokens
         return True
 
     def _register(self, request: Request, full: int) -> None:
@@ -239,7 +240,7 @@ class PlainPrefixCache(PrefixCache):
         self.settle()
         count, before = request.held_blocks, self._queued
         held = self._held.pop(request, [])
-        stored = max(request.computed_then, self._arrived.pop(request, 0))
+        stored = max(request.computed_then, self._stored.pop(request, 0))
         full = min(stored // self.block_tokens, count)
         for block in held[full:]:  # scheduled in this pass, and taken back
             self._forget(block)

@@ -16,6 +16,7 @@ from sim.admission import Admission
 from sim.cluster import Predictor
 from sim.event_loop import simulate
 from sim.policy import Router
+from sim.queue import QueueOrder
 from sim.records import Record
 from tests.conformance import adapter
 from tests.conformance.cases import Observed
@@ -110,7 +111,7 @@ def run_here(
     *replicas: Spec,
     fast_forward: bool,
     router: Router | str = "round_robin",
-    order: str = "fcfs",
+    order: QueueOrder | str = "fcfs",
     predictor: Predictor | None = None,
     priorities: Sequence[int] = (),
     deadlines: Sequence[int | None] = (),
@@ -125,7 +126,7 @@ def run_here(
         replicas: As in `run`.
         fast_forward: Whether runs of equal decisions are advanced at once.
         router: A router, or the name of one.
-        order: Name of the queue order.
+        order: A queue order, or the name of one.
         predictor: Guesses output lengths.
         priorities: One per request, lower first; all 0 if empty.
         deadlines: One per request, microseconds from arrival; none if empty.
@@ -136,7 +137,8 @@ def run_here(
     name = router if isinstance(router, str) else "round_robin"
     spec = {"requests": _requests(requests), "replicas": list(replicas), "router": name}
     cluster, names = adapter.build(spec)
-    specs = [replace(x, order=ORDERS[order]()) for x in cluster.entry.replicas]
+    made = ORDERS[order]() if isinstance(order, str) else order
+    specs = [replace(x, order=made) for x in cluster.entry.replicas]
     entry = replace(cluster.entry, replicas=specs, snapshot_ns=1000 * snapshot)
     if isinstance(router, Router):
         entry = replace(entry, router=router)
