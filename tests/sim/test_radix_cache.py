@@ -307,12 +307,13 @@ def test_ticks_of_a_run_evict_as_single_ticks_do() -> None:
 
 def test_a_parent_is_as_recent_as_the_child_that_went() -> None:
     both = Both(20, 1, "lru")
-    both.arrive([(100, 3)], 0)
-    both.admit(-1, 9)  # locked from here on, and not used again
     for text in ([(0, 4), (50, 3)], [(0, 4), (7, 2)]):
         both.arrive(text, 0)
         both.admit(-1, 9)
-        both.end(1, 0)
+        both.end(0, 0)
+    both.arrive([(100, 3)], 0)
+    both.admit(-1, 9)  # locked from here on, and not used again
+    both.look(1, 6)
     for cache in (both.tree._evict, both.trie.evict):
         cache(4)  # both leaves behind the 4 tokens that they share
     both.retract(0, 0)
