@@ -145,13 +145,13 @@ def _with_shared_tokens(trace: Trace, source: Source) -> Trace:
 
     generator, order = generator_of(source), source.prompt_order
     in_turns = sessions_of_source(source) is not None
-    if order is not None and generator is None and (trace.block_ids is not None or not in_turns):
-        why = "its block ids say" if trace.block_ids is not None else "nothing is said of"
+    told = trace.block_ids is not None or trace.content is not None
+    if order is not None and generator is None and (told or not in_turns):
+        why = "its block ids say" if told else "nothing is said of"
         raise ConfigError(
             f"workload.prompt_order: {order}: {trace.source}: {why} what its prompts are made of; "
             "expected a preset whose prompts share parts, or sessions without block ids"
         )
-    told = trace.block_ids is not None or trace.content is not None
     if told or not in_turns:
         return trace
     system_tokens = getattr(generator, "system_tokens", 0)

@@ -162,7 +162,7 @@ def test_fast_forward_shows_a_router_the_same_state(seed: int, router: str) -> N
     arrivals = told(adapter.arrivals(spec), seed)
     cached = router == "kv-aware" and "disaggregated" not in spec
     if cached:
-        spec["replicas"] = [cached_replica(each) for each in spec["replicas"]]
+        spec["replicas"] = [cached_replica(each, seed) for each in spec["replicas"]]
     made = ROUTERS[router](**OPTIONS.get(router, {}))
     snapshot_ns = 0 if made.sees_contents else (seed % 4) * 777_777
     got = []
@@ -189,9 +189,10 @@ def told(arrivals: list[Arrival], seed: int) -> list[Arrival]:
     ]
 
 
-def cached_replica(spec: dict[str, Any]) -> dict[str, Any]:
+def cached_replica(spec: dict[str, Any], seed: int) -> dict[str, Any]:
+    """With vLLM's cache of blocks, or SGLang's tree."""
     kept = {key: spec[key] for key in ("total_blocks", "block_tokens", "step_time") if key in spec}
-    return {"policy": "vllm-v1", "prefix_cache": True, **kept}
+    return {"policy": ("vllm-v1", "sglang")[seed % 2], "prefix_cache": True, **kept}
 
 
 def routed(cluster: Cluster, router: Router, snapshot_ns: int) -> Cluster:
