@@ -219,7 +219,9 @@ def test_columns_count_prompt_tokens_found_at_first_and_what_was_computed_again(
     cluster, _ = adapter.build(shared)
     result = simulate(adapter.arrivals(shared), cluster)
     assert result.requests["cached_tokens"].tolist() == [0, 8]
-    assert result.replicas[0].prefill_tokens == 9
+    (replica,) = result.replicas
+    assert replica.prefill_tokens == 9
+    assert (replica.found_tokens, replica.asked_tokens) == (8, 17)
 
 
 def test_ids_of_large_blocks_are_cut_into_blocks_of_the_pool() -> None:
