@@ -18,6 +18,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "long_prefill_token_threshold": ("policy", "long_prefill_token_threshold"),
         "scheduler_reserve_full_isl": ("policy", "reserve_full_prompt"),
         "enable_prefix_caching": ("policy", "prefix_cache"),
+        "preemption_mode": ("policy", "preemption"),
         "chunk_size": ("policy", "budget_tokens"),
         "block_size": ("kv", "block_tokens"),
         "gpu_memory_utilization": ("kv", "gpu_memory_utilization"),
