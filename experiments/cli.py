@@ -308,14 +308,21 @@ def synth(
     """Make a synthetic trace."""
     from experiments.names import unknown
     from sim.errors import TraceError
+    from traces.generators import GENERATORS, as_rows
     from traces.presets import PRESETS, synthesize
     from traces.write import write
 
-    if preset.replace("_", "-") not in PRESETS:
-        raise TraceError(f"trace synth: {unknown('preset', preset, PRESETS)}")
+    name = preset.replace("_", "-")
+    if name not in (*PRESETS, *GENERATORS):
+        raise TraceError(f"trace synth: {unknown('preset', preset, (*PRESETS, *GENERATORS))}")
     if rate is not None and not 1e-6 <= rate <= 1e6:
         raise TraceError(f"trace synth: --rate {rate:g}: expected 1e-6 to 1e6 requests a second")
-    trace = synthesize(preset, requests, rate_per_s=rate, seed=seed)
+    if name in GENERATORS and rate is None:
+        raise TraceError(f"trace synth: --rate: is required: how {name} arrives is not recorded")
+    if name in GENERATORS and rate is not None:
+        trace = as_rows(name, requests, rate, seed)
+    else:
+        trace = synthesize(name, requests, rate_per_s=rate, seed=seed)
     path = write(trace, output)
     typer.echo(f"{path}: {len(trace):,} requests")
     for note in trace.notes:

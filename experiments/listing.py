@@ -21,11 +21,13 @@ class Entry:
         name: As written in a config.
         about: One line.
         options: Its options with their defaults.
+        sources: Where these come from, of a preset.
     """
 
     name: str
     about: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def entries(kind: str) -> list[Entry]:
@@ -120,8 +122,17 @@ def _presets() -> list[Entry]:
 
     return [
         *(Entry(name, f"synthetic: {about}") for name, about in PRESETS.items()),
-        *_of_classes(GENERATORS),
+        *(
+            dataclasses.replace(entry, sources=_sources(GENERATORS[entry.name]))
+            for entry in _of_classes(GENERATORS)
+        ),
     ]
+
+
+def _sources(made: Any) -> dict[str, str]:
+    from traces.generators import sources_of
+
+    return {**sources_of(made), **({"slo": made.slo_source} if made.slo else {})}
 
 
 def _formats() -> list[Entry]:

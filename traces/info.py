@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sim.request import NEVER, Ints, Trace
 from traces import load, recognise
+from traces.reuse import PrefixReuse, prefix_reuse
 from traces.source import read_source
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -48,6 +49,7 @@ class TraceInfo:
         sessions: Number of sessions, 0 if the trace has none.
         classes: Requests of each class, empty if the trace has none.
         block_tokens: Tokens of one block id, None if the trace has none.
+        reuse: Prefix reuse by blocks of the trace, None if it has none.
         rates_per_s: (k,) requests a second in equal parts of the duration.
         notes: What was odd and what was done about it.
     """
@@ -68,6 +70,7 @@ class TraceInfo:
     sessions: int
     classes: dict[str, int]
     block_tokens: int | None
+    reuse: PrefixReuse | None
     rates_per_s: npt.NDArray[np.float64]
     notes: tuple[str, ...]
 
@@ -114,6 +117,13 @@ def render(info: TraceInfo) -> str:
         lines.append("classes     " + ", ".join(f"{k}: {v:,}" for k, v in info.classes.items()))
     if info.block_tokens is not None:
         lines.append(f"prompt block ids, {info.block_tokens} tokens each")
+    if info.reuse is not None and info.reuse.prompt_tokens:
+        found = info.reuse.hit_blocks() * info.reuse.block_tokens
+        share = found / info.reuse.prompt_tokens
+        lines.append(
+            f"an unlimited prefix cache finds {share:.1%} of prompt tokens, requests one after the"
+            " other (`phasewise trace prefix` for smaller ones)"
+        )
     lines += [f"note: {note}" for note in info.notes]
     return "\n".join(lines)
 
@@ -154,6 +164,7 @@ def _described(trace: Trace, name: str | None, parts: int) -> TraceInfo:
         sessions=0 if trace.session is None else len({s for s in trace.session if s is not None}),
         classes=classes,
         block_tokens=trace.block_ids_tokens,
+        reuse=None if trace.block_ids is None else prefix_reuse(trace),
         rates_per_s=_rates(times, parts, duration_s),
         notes=tuple(trace.notes),
     )

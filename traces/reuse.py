@@ -66,6 +66,16 @@ class PrefixReuse:
         """Blocks found by all requests under LRU; None is unlimited."""
         return int(_seen(self.found, capacity_blocks).sum())
 
+    def block_ids(self) -> list[Ints]:
+        """(requests,) the full blocks of each prompt by number; equal leading ones are shared."""
+        ends = np.searchsorted(self.paths[:, 0], np.arange(1, self.requests))
+        return [
+            np.concatenate(
+                [np.arange(n, n + k) for _, n, k in rows.tolist()] or [self.paths[:0, 0]]
+            )
+            for rows in np.split(self.paths, ends)
+        ]
+
     @cached_property
     def curve(self) -> Ints:
         """(unique_blocks + 1,) blocks found under LRU by a cache of 0, 1, 2, ... blocks."""

@@ -26,7 +26,7 @@ from tests.conformance.workloads import Spec
 
 NOT_OPTIONS = (
     *("policy", "total_blocks", "block_tokens", "max_model_len", "step_time", "order"),
-    *("stages", "link", "host_bandwidth", "kv_bytes_per_token"),
+    *("stages", "link", "host_bandwidth", "host_overlap", "kv_bytes_per_token"),
 )
 """Keys of a replica that are not options of its policy."""
 
@@ -139,6 +139,7 @@ def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
         max_model_len=config.get("max_model_len"),
         kv_bytes_per_token=kv_bytes_per_token or config.get("kv_bytes_per_token", 0),
         host_bandwidth_bytes_per_s=config.get("host_bandwidth"),
+        host_overlap=config.get("host_overlap", False),
         order=ORDERS[order](),
         **_staged(config),
     )

@@ -19,6 +19,7 @@ from sim.errors import TraceError
 from sim.request import Trace
 from tests.conformance.reference import load_reference
 from traces.eviction import EVICTIONS, hits_under
+from traces.generators import GENERATORS
 from traces.reuse import prefix_reuse
 from traces.reuse_table import capacity_of
 
@@ -288,3 +289,36 @@ def test_what_the_command_cannot_do_is_one_line(shared: Path, arguments: tuple[s
 
     assert said.exit_code == 2
     assert said.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["documents", "tab-completion", "agent"])
+def test_a_generated_trace_can_be_written_and_read_with_what_is_shared(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "t.jsonl"
+    arguments = ["trace", "synth", name, "-n", "60", "--rate", "3", "-o", str(file)]
+    said = CliRunner().invoke(app, arguments)
+    assert said.exit_code == 0, said.output
+    trace = traces.load(file)
+
+    made = GENERATORS[name]()
+    if name == "agent":
+        assert trace.block_ids is None
+        assert len(set(trace.session.tolist())) == 2
+        assert trace.delay_ns.max() > 0
+        return
+    found = prefix_reuse(made.make(60, 0), 16).hit_blocks()
+    assert prefix_reuse(trace).hit_blocks() == found > 60
+
+
+def test_a_generated_trace_needs_a_rate() -> None:
+    said = CliRunner().invoke(app, ["trace", "synth", "agent", "-n", "6", "-o", "t.csv"])
+
+    assert said.exit_code == 2
+    assert "--rate: is required" in said.stderr
+
+
+def test_the_figures_of_a_trace_say_what_could_be_found(shared: Path) -> None:
+    said = CliRunner().invoke(app, ["trace", "info", str(shared / "traces" / MOONCAKE)])
+
+    assert "an unlimited prefix cache finds 35.7% of prompt tokens" in said.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -321,9 +322,36 @@ def test_aiperf_rows_are_sessions_of_whole_prompts(tmp_path: Path) -> None:
     assert trace.delay_ns is not None
     assert trace.delay_ns.tolist() == [0, 0, 1_500_500_000, 0]
     assert trace.block_ids is None
-    assert any("hash_ids are not used" in note for note in trace.notes)
+    assert trace.content is not None
+    assert [told.tokens for told in trace.content if told] == [55, 620, 660, 675]
     with pytest.raises(TraceError, match="added on reading; leave prompts out"):
         whole_prompts(trace, sessions_of(trace), "incremental")
+
+
+def test_aiperf_sessions_share_what_their_ids_say_and_turns_what_was_said(tmp_path: Path) -> None:
+    rows = [
+        {"session_id": "a", "input_length": 1024, "output_length": 20, "hash_ids": [1, 2]},
+        {"session_id": "b", "input_length": 1100, "output_length": 20, "hash_ids": [1, 2, 3]},
+        {"session_id": "a", "delay": 5, "input_length": 512, "output_length": 9, "hash_ids": [3]},
+        {"session_id": "c", "input_length": 600, "output_length": 20},
+    ]
+    trace = load(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))
+    a, b, later, c = (trace.content_of(row) for row in range(4))
+
+    assert a is not None
+    assert b is not None
+    assert later is not None
+    assert c is not None
+    assert a.shared(b) == 1024  # the partial third block of b is its own
+    assert a.shared(later) == 1044  # prompt and answer
+    assert (later.tokens, trace.prompt_tokens[2]) == (1565, 1556)
+    assert b.shared(later) == 1024
+    assert c.shared(a) == 0
+
+
+def test_aiperf_ids_stand_for_512_tokens(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="2 ids for 400 tokens'; expected 1, one for each 512"):
+        load(tmp_path, ROWS.replace("600", "400"))
 
 
 def test_aiperf_first_turns_have_times_or_none_has(tmp_path: Path) -> None:

@@ -7,12 +7,18 @@ comes from. None says how requests arrive.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from sim.request import Trace
+from traces.arrivals import arrive
 from traces.generators.parts import Documents, FewShot, PrefixRepetition, SystemPrompts
 from traces.generators.surfaces import Agent, EditorChat, InlineEdit, TabCompletion
 from traces.generators.words import ORDERS, Generator, sources_of
+from traces.mixture import typed
+from traces.reuse import prefix_reuse
+from traces.sessions import begin_sessions, sessions_of
 
 GENERATORS: Mapping[str, type[Generator]] = MappingProxyType(
     {
@@ -28,7 +34,37 @@ GENERATORS: Mapping[str, type[Generator]] = MappingProxyType(
 )
 """Names in a config; they stand beside the presets of `traces.presets`."""
 
-__all__ = ["GENERATORS", "ORDERS", "Generator", "slo_of", "sources_of"]
+ROW_BLOCK = 16
+"""Tokens of a block id in files: the KV block of vLLM and sarathi-serve on GPUs."""
+
+__all__ = ["GENERATORS", "ORDERS", "Generator", "as_rows", "slo_of", "sources_of"]
+
+
+def as_rows(name: str, n: int, rate_per_s: float, seed: int = 0) -> Trace:
+    """`n` requests of a generator with its default options, as a file of rows can say them.
+
+    Sessions in closed loop are told by their columns; of other prompts the full blocks of
+    `ROW_BLOCK` tokens get ids. Lost are that sessions share a system prompt, and what is alike
+    beyond the last full block.
+
+    Args:
+        name: One of `GENERATORS`.
+        n: Requests, at least 1.
+        rate_per_s: Requests a second, or sessions; they arrive as a Poisson process.
+        seed: Of all draws.
+    """
+    made = GENERATORS[name]()
+    trace = made.make(n, seed)
+    if made.sessions == "none":
+        begun = arrive(trace, "poisson", seed=seed, rate_per_s=rate_per_s)
+    else:
+        begun = begin_sessions(trace, "poisson", seed=seed, rate_per_s=rate_per_s)
+    if made.sessions == "typed":
+        begun = typed(begun, sessions_of(begun).order)
+    if begun.content is None:
+        return begun
+    ids = prefix_reuse(begun, ROW_BLOCK).block_ids()
+    return replace(begun, content=None, block_ids=ids, block_ids_tokens=ROW_BLOCK)
 
 
 def slo_of(name: str) -> dict[str, Any]:
