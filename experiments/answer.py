@@ -149,7 +149,8 @@ def _condition(value: object, labels: Sequence[str], where: str) -> Node:
 
 def _template(value: object, labels: Sequence[str], where: str) -> tuple[str | _Number, ...]:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where}: {shown(value)}: expected a sentence")
+        quotes = "; put it in quotes" if isinstance(value, Mapping) else ""
+        raise ConfigError(f"{where}: {shown(value)}: expected a sentence{quotes}")
     pieces: list[str | _Number] = []
     for found in _PIECES.finditer(value):
         text = found[0]

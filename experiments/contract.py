@@ -5,6 +5,7 @@ that one on which a check fails can be shrunk and printed::
 
     {"seed": 7, "step_time": {"base_s": 0.01, ...},
      "requests": [{"arrival_ns": 0, "prompt_tokens": 5, "output_tokens": 3, "max_tokens": 8}, ...],
+         # and, if wanted, "priority", "deadline_ns" and "cancel_after_ns" of a request
      "replicas": [{"num_blocks": 12, "block_tokens": 4, "max_model_len": 64}, ...],
      "decode_replicas": [...]}           # absent where every replica prefills and decodes
 """

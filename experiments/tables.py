@@ -210,13 +210,14 @@ def _measures() -> list[Column]:
 
 
 _OF_SOME = (
+    Column("swap_outs", "Swap-outs", "", "lower"),
     Column("swap_outs", "Swapped", "out", "lower"),
     Column("prefix_hit_rate_tokens", "Prefix", "hits (%)", "higher", 100.0),
     Column("jain_served_tokens", "Fairness", "of tenants", "higher"),
     Column("imbalance_served_tokens", "Imbalance", "max/mean", "lower"),
 )
 """Columns that stand only where a variant has a value that says something."""
-_EVEN = MappingProxyType({"imbalance_served_tokens": 1.2})
+_EVEN = MappingProxyType({"swap_outs": 0, "imbalance_served_tokens": 1.2})
 """Values up to which there is nothing to say."""
 
 

@@ -11,9 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simpy import Environment
-
-from sim.clock import Instant
+from sim.clock import Clock, Instant
 from sim.errors import ProfileError
 from sim.flight import DecisionNotes, Flight
 from sim.replica import Replica
@@ -48,8 +46,10 @@ class WallClock:
                 time.sleep((left - _SPIN_NS) / 1e9)
 
 
-class WallClockEnvironment(Environment):
+class WallClockEnvironment(Clock):
     """A SimPy environment in which nothing happens before its time on the wall clock.
+
+    Wake-ups that were called off are not waited for.
 
     Args:
         clock: Started when the run is.
@@ -113,10 +113,14 @@ class CardStepTime:
         """Run a batch; returns when it was over, ns of the clock.
 
         Raises:
-            ProfileError: The batch is padded, or KV is shared, which the card does not do.
+            ProfileError: The batch is padded, KV is shared or swaps, which the card does not do.
         """
         if replica.kv.has_cache:
             raise ProfileError("engine: prefix_cache: the engine shares no KV; try false")
+        if replica.state.host is not None:
+            raise ProfileError(
+                "engine: preemption: swap: the engine moves no KV to the host; try recompute"
+            )
         if _is_padded(flight):
             name = type(replica.policy).__name__
             raise ProfileError(f"engine: {name} pads its batches, which the engine does not run")

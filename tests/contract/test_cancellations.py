@@ -15,6 +15,7 @@ import pytest
 
 from policies import ORDERS, POLICIES, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.content import Content
 from sim.errors import ConfigError
 from sim.pipeline import PipelineReplica
 from sim.replica import ReplicaSpec
@@ -75,9 +76,11 @@ def _workload(rng: random.Random, requests: int) -> list[Arrival]:
     rows, now = [], 0
     for index in range(requests):
         now += rng.choice((0, 0, 3, 20))
-        output = rng.randint(1, 7)
+        output, prompt = rng.randint(1, 7), rng.randint(1, 14)
         most = output + rng.choice((0, 3))
-        rows.append(Arrival(now, rng.randint(1, 14), output, most, index, priority=index % 2))
+        text = Content([(0, rng.choice((0, 4, 9))), (1000 * (index + 1), prompt)])
+        row = Arrival(now, prompt, output, most, index, priority=index % 2)
+        rows.append(row._replace(content=text.cut(prompt + most)))
     return rows
 
 

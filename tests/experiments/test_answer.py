@@ -142,6 +142,7 @@ def test_a_variant_that_failed_is_named() -> None:
         ("a {b", "{ stands alone before 'b'"),
         ("", "expected a sentence"),
         (7, "7: expected a sentence"),
+        ({"cache.ttft_s.mean": None}, "expected a sentence; put it in quotes"),
         ([], r"\[\]: expected a sentence"),
         (["a", "b"], r"answer\[0\]: has no when"),
         ([{"when": "1 < 2", "say": "a"}], r"answer\[0\]: has a when.*add a sentence without"),

@@ -69,7 +69,8 @@ def serve(  # type: ignore[no-untyped-def]
     clock = WallClock()
     card = CardStepTime(Runner(model, blocks, seed=5), clock)
     policy = POLICIES[policy_name](**(options or POLICY_OPTIONS[policy_name]))
-    spec = ReplicaSpec(policy, blocks, card, block_tokens=BLOCK, kind=CardReplica)
+    link = {"host_bandwidth_bytes_per_s": 1e9}
+    spec = ReplicaSpec(policy, blocks, card, block_tokens=BLOCK, kind=CardReplica, **link)
     environment = WallClockEnvironment(clock)
     clock.start()
     result = simulate(
@@ -234,6 +235,19 @@ def test_nothing_happens_before_its_time() -> None:
     assert all(wall >= at for at, wall in seen)
 
 
+def test_nobody_waits_for_what_was_called_off() -> None:
+    from kernels_profile.engine.realtime import WallClock, WallClockEnvironment
+    from sim.clock import Instant, Phase
+
+    clock = WallClock()
+    environment = WallClockEnvironment(clock)
+    Instant(environment, 60_000_000_000, Phase.CANCEL).call_off()
+    clock.start()
+    environment.run()
+    assert environment.now == 0
+    assert clock.now_ns() < 10_000_000_000
+
+
 @pytest.mark.parametrize("pad", [True, "attention"])
 def test_padded_batches_are_refused(pad: object) -> None:
     options = {**POLICY_OPTIONS["static"], "pad_prompts": pad}
@@ -244,6 +258,12 @@ def test_padded_batches_are_refused(pad: object) -> None:
 def test_shared_kv_is_refused() -> None:
     with pytest.raises(ProfileError, match="prefix_cache: the engine shares no KV"):
         serve(rank(), "vllm-v1", options={"prefix_cache": True})
+
+
+def test_swapping_is_refused() -> None:
+    options: dict[str, object] = {"preemption": "swap", "host_blocks": 9}
+    with pytest.raises(ProfileError, match="moves no KV to the host"):
+        serve(rank(), "vllm-v0", options=options)
 
 
 def test_block_tables_follow_the_pool() -> None:
