@@ -20,15 +20,24 @@ FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "enable_prefix_caching": ("policy", "prefix_cache"),
         "preemption_mode": ("policy", "preemption"),
         "chunk_size": ("policy", "budget_tokens"),
+        "schedule_policy": ("policy", "order"),
+        "chunked_prefill_size": ("policy", "chunked_prefill_size"),
+        "max_prefill_tokens": ("policy", "max_prefill_tokens"),
+        "max_running_requests": ("policy", "max_running_requests"),
+        "enable_mixed_chunk": ("policy", "mixed_chunk"),
+        "page_size": ("policy", "page_size"),
+        "radix_eviction_policy": ("policy", "eviction"),
         "block_size": ("kv", "block_tokens"),
         "gpu_memory_utilization": ("kv", "gpu_memory_utilization"),
+        "mem_fraction_static": ("kv", "gpu_memory_utilization"),
         "num_gpu_blocks_override": ("kv", "num_blocks"),
         "tensor_parallel_size": ("tensor_parallel",),
+        "tp_size": ("tensor_parallel",),
         "pipeline_parallel_size": ("pipeline_parallel",),
     }
 )
-"""Flags of vLLM and sarathi-serve, accepted in a pool or at top level, to our keys of the same
-meaning. (`max_model_len` is our own key.)"""
+"""Flags of vLLM, sarathi-serve and SGLang, accepted in a pool or at top level, to our keys of the
+same meaning. (`max_model_len` is our own key.)"""
 
 
 def presets() -> dict[str, dict[str, Any]]:

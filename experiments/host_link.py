@@ -16,7 +16,7 @@ def bandwidth(
     pool: Pool, policy: Policy, device: DeviceSpec, stages: Sequence[ModelPart]
 ) -> float | None:
     """Bytes per second, all GPUs of a replica together; None where nothing moves over it."""
-    if not policy.host_memory_blocks:
+    if not policy.uses_host_link:
         return None
     given = pool.kv.host_bandwidth_bytes_per_s
     gpus = pool.tensor_parallel * len(stages)
@@ -24,7 +24,12 @@ def bandwidth(
 
 
 def check(policy: Policy, stages: Sequence[ModelPart], place: str) -> None:
-    """Swapping is modelled on replicas of one stage."""
+    """What moves KV to the host is modelled on replicas of one stage."""
+    if policy.uses_host_link and not policy.host_memory_blocks and len(stages) > 1:
+        raise ConfigError(
+            f"{place}.host_cache_blocks: not modelled with pipeline_parallel {len(stages)}; try "
+            "pipeline_parallel: 1, or leave it out"
+        )
     if policy.host_memory_blocks and len(stages) > 1:
         raise ConfigError(
             f"{place}.preemption: swap: not modelled with pipeline_parallel {len(stages)}; try "
@@ -40,10 +45,12 @@ def notes(pool: Pool, policy: Policy, spec: ReplicaSpec) -> list[str]:
             return []
         return [
             f"kv.host_*: not used: policy {pool.policy['name']} moves nothing to the host; "
-            "vllm-v0 does with preemption: swap."
+            "vllm-v0 does with preemption: swap, vllm-v1 with host_cache_blocks."
         ]
     origin = "the config" if given is not None else f"the data sheet of {pool.device}, all GPUs"
+    blocks, what = policy.host_memory_blocks, "for requests that are swapped out"
+    if not blocks:
+        blocks, what = int(pool.policy["host_cache_blocks"]), "for what the prefix cache loses"
     return [
-        f"host memory: {policy.host_memory_blocks:,} blocks for requests that are swapped out; "
-        f"host link: {rate / 1e9:g} GB/s, from {origin}."
+        f"host memory: {blocks:,} blocks {what}; host link: {rate / 1e9:g} GB/s, from {origin}."
     ]

@@ -32,6 +32,8 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
 """Mappings that may be written as a word alone, and the key that the word stands for."""
 _MERGES = ("precision",)
 """Those whose other keys keep their meaning when the word changes."""
+_PLAIN = ("policy",)
+"""Those whose other keys are what they are: the `order` of a policy is an option of its own."""
 
 
 def unfold(layer: Mapping[str, Any], where: str) -> Layer:
@@ -101,7 +103,7 @@ def _words(layer: Mapping[str, Any]) -> Layer:
         if isinstance(value, str):
             value = {inner: value}
         if isinstance(value, dict):
-            value = _words(value)
+            value = dict(value) if key in _PLAIN else _words(value)
             if isinstance(value.get(inner), str):
                 value[inner] = canonical(value[inner])
             written[key] = value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from experiments.names import canonical
 from experiments.requests import arriving, generator_of, parts_of, sessions_of_source
 from experiments.schema import Experiment, Part, Pool, Source
 from experiments.schema import Sessions as SessionsConfig
@@ -202,13 +203,21 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
             "order edf: no request has a deadline, of the trace or as slo.ttft_s, so it is first "
             "come, first served."
         )
-    cached = any(pool.policy.get("prefix_cache") for pool in _pools(experiment))
+    cached = any(_keeps_prefixes(pool) for pool in _pools(experiment))
     if cached and trace.block_ids is None and trace.content is None:
         notes.append(
             "prefix_cache: the trace has no block ids, so that no two requests share anything: "
-            "only a preempted request finds its own blocks again."
+            "only a preempted request finds its own again."
         )
     return notes
+
+
+def _keeps_prefixes(pool: Pool) -> bool:
+    """Whether the pool's policy has a prefix cache, asked for or by default."""
+    from policies import POLICIES
+
+    default = getattr(POLICIES.get(canonical(pool.policy["name"])), "prefix_cache", False)
+    return bool(pool.policy.get("prefix_cache", default))
 
 
 def _few(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch, repeat_chunk
 from sim.errors import ConfigError
+from sim.host_cache import TieredPrefixCache
 from sim.kvcache import BlockPool
 from sim.policy import Policy, ReplicaState
 from sim.prefix_cache import PrefixCache
@@ -39,6 +40,8 @@ class TokenBudget(Policy):
         prefix_cache: Keep full blocks after use, and find them again by the trace's block ids.
         uncached_first: With a prefix cache: blocks freed without content are the next to be taken
             (newest vLLM); else each block waits its turn.
+        host_cache_blocks: With a prefix cache: blocks of host memory that keep what the cache loses
+            and give it back over the host link (`sim.host_cache`); None for no such tier.
     """
 
     max_num_batched_tokens: int = 2048
@@ -48,6 +51,7 @@ class TokenBudget(Policy):
     watermark: float = 0.0
     prefix_cache: bool = False
     uncached_first: bool = False
+    host_cache_blocks: int | None = field(default=None, metadata={"minimum": 1})
 
     pulls_need_seat = True
     preemptible = True
@@ -65,12 +69,26 @@ class TokenBudget(Policy):
             )
         if self.uncached_first and not self.prefix_cache:
             raise ConfigError("policy.uncached_first: true needs prefix_cache: true")
+        if self.host_cache_blocks is not None and not self.prefix_cache:
+            raise ConfigError(
+                f"policy.host_cache_blocks: {self.host_cache_blocks} needs prefix_cache: true"
+            )
+
+    @property
+    def uses_host_link(self) -> bool:
+        """A host tier of the cache moves KV over it."""
+        return self.host_cache_blocks is not None
 
     def memory(self, total_blocks: int, block_tokens: int) -> BlockPool:
         """With a prefix cache if that is on."""
         if not self.prefix_cache:
             return BlockPool(total_blocks, block_tokens)
-        return PrefixCache(total_blocks, block_tokens, uncached_first=self.uncached_first)
+        first, host_blocks = self.uncached_first, self.host_cache_blocks
+        if host_blocks is None:
+            return PrefixCache(total_blocks, block_tokens, uncached_first=first)
+        return TieredPrefixCache(
+            total_blocks, block_tokens, uncached_first=first, host_blocks=host_blocks
+        )
 
     def schedule(self, state: ReplicaState) -> ScheduledBatch:
         """Running requests in order, then waiting ones."""

@@ -78,6 +78,20 @@ class Extent(Entry):
         self.rest: Extent | None = None
 
 
+class Hosted(Entry):
+    """A content that host memory holds, at its place among those used least recently.
+
+    Attributes:
+        node: The content.
+    """
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.node = node
+
+
 class Node:
     """Contents of neighbouring blocks, found from the root by what the blocks up to them hold.
 
@@ -87,11 +101,12 @@ class Node:
         blocks: How many; more than one only if all tokens are consecutive integers.
         children: Contents that go on after the last block, by their keys.
         copies: Extents with this content, the one registered first at the front.
+        hosted: Its place in host memory, or None.
         growing: Requests whose last registered block is the last of this content and who may have
             scheduled more of their content since.
     """
 
-    __slots__ = ("blocks", "children", "copies", "growing", "key", "parent")
+    __slots__ = ("blocks", "children", "copies", "growing", "hosted", "key", "parent")
 
     def __init__(self, parent: Node | None, key: Key, blocks: int) -> None:
         self.parent = parent
@@ -100,6 +115,7 @@ class Node:
         self.children: dict[Key, Node] = {}
         self.copies: list[Extent] = []
         self.growing: list[Holding] = []
+        self.hosted: Hosted | None = None
 
     def split(self, at: int, block_tokens: int) -> Node:
         """Cut it after `at` blocks; returns the new node of these. What follows keeps this one.
@@ -123,31 +139,45 @@ class Node:
                 tail.rest, extent.rest = extent.rest, tail
             else:
                 tail.enter(extent)
+        if self.hosted is not None:
+            head.hosted, self.hosted = self.hosted, Hosted(self)
+            head.hosted.node = head
+            self.hosted.enter(head.hosted)
         return head
 
     def prune(self) -> None:
         """Contents nobody has or leads through go, from here to the root."""
         node = self
-        while node.parent is not None and not (node.copies or node.children):
+        while node.parent is not None and not (node.copies or node.children or node.hosted):
             del node.parent.children[node.key]
             node = node.parent
 
     def swallow(self, child: Node, block_tokens: int) -> bool:
-        """Make this one part of its only child, if both are one run, in one copy, free together.
+        """Make this one part of its only child, if both are one run and one thing to free or lose.
 
-        The child's copy must be the entry that this one's would have to stand behind. True if done;
-        then this node and its extent are no more.
+        The child's copy, if any, must be the entry that this one's would have to stand behind. True
+        if done; then this node and its copy are no more.
         """
         if len(self.children) > 1 or len(self.copies) > 1 or len(child.copies) > 1:
+            return False
+        if not self._is_hosted_next_to(child):
             return False
         if child.parent is not self or self.parent is None or self.growing:
             return False
         if not isinstance(self.key, int) or child.key != self.key + self.blocks * block_tokens:
             return False
+        if self.hosted is not None:
+            self.hosted.leave()
         child.parent, child.key = self.parent, self.key
         child.blocks += self.blocks
         self.parent.children[self.key] = child
         return True
+
+    def _is_hosted_next_to(self, child: Node) -> bool:
+        """Whether both are in host memory and neighbours there, or neither is."""
+        if self.hosted is None or child.hosted is None:
+            return self.hosted is child.hosted
+        return child.hosted.after is self.hosted
 
 
 class Holding:

@@ -28,6 +28,7 @@ from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError
 from sim.flight import DecisionNotes, Flight
 from sim.host import HostMemory
+from sim.host_cache import TieredPrefixCache
 from sim.policy import Riders
 from sim.records import Recorder
 from sim.replica import FIRST_RUN, Replica, ReplicaSpec, Surroundings
@@ -100,6 +101,14 @@ class PipelineReplica(Replica):
         self.stage_busy_ns = [0] * len(self._models)
         if not self.step_time.counting:
             self._notes_to = None
+
+    def _host_tier(self) -> TieredPrefixCache | None:
+        if super()._host_tier() is not None:
+            raise ConfigError(
+                "host_cache_blocks: not modelled on a pipeline; try pipeline_parallel: 1, or leave "
+                "it out"
+            )
+        return None
 
     def _host_memory(self) -> HostMemory | None:
         if self.policy.host_memory_blocks:

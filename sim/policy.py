@@ -404,6 +404,11 @@ class Policy:
         raise NotImplementedError(f"{type(self).__name__} must say what runs next: schedule(state)")
 
     @property
+    def uses_host_link(self) -> bool:
+        """Whether KV moves between the replica and its host."""
+        return self.host_memory_blocks > 0
+
+    @property
     def host_memory_blocks(self) -> int:
         """Blocks of host memory to which victims are swapped out; 0 if they are recomputed."""
         return 0

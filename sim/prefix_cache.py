@@ -262,7 +262,8 @@ class PrefixCache(CachingPool):
 
     def _append_content(self, holding: Holding, node: Node, key: Key, blocks: int) -> Node:
         """Register blocks with new content behind those that the holding has."""
-        if holding.pieces and not node.children and not node.growing and len(node.copies) == 1:
+        alone = not (node.children or node.growing or node.hosted)
+        if holding.pieces and alone and len(node.copies) == 1:
             extent = node.copies[0]
             goes_on = isinstance(node.key, int) and key == self._key_after(node.key, node.blocks)
             if extent.users == 1 and goes_on:
@@ -440,25 +441,32 @@ class PrefixCache(CachingPool):
         while gone:
             entry = self._queue.after
             if isinstance(entry, Extent):
-                lost = self._lose(entry, gone)
-                content = True
+                gone -= self._lose(entry, gone)
             else:
                 assert isinstance(entry, Nameless)
-                lost, content = min(gone, entry.blocks), entry.content
-                entry.blocks -= lost
-                if not entry.blocks:
-                    entry.leave()
-            gone -= lost
-            if content:
-                self._lost += lost
-                self._with_content -= lost
+                gone -= self._lose_nameless(entry, gone)
+
+    def _lose_nameless(self, entry: Nameless, most: int) -> int:
+        """Blocks that nobody can ask for are taken, at most so many; how many were."""
+        taken = min(most, entry.blocks)
+        entry.blocks -= taken
+        if not entry.blocks:
+            entry.leave()
+        if entry.content:
+            self._note_lost(taken)
+        return taken
+
+    def _note_lost(self, blocks: int) -> None:
+        self._lost += blocks
+        self._with_content -= blocks
 
     def _lose(self, extent: Extent, most: int) -> int:
         """The last blocks of a free extent lose their content, at most so many; how many did."""
         node = extent.node
         lost = min(most, node.blocks)
+        self._note_lost(lost)
         if lost < node.blocks:
-            if len(node.copies) == 1 and not node.children:
+            if self._may_forget(node):
                 node.blocks -= lost
                 return lost
             node.split(node.blocks - lost, self.block_tokens)
@@ -467,8 +475,16 @@ class PrefixCache(CachingPool):
             extent, node = tail, tail.node
         extent.leave()
         node.copies.remove(extent)
-        node.prune()
+        self._let_go(node)
         return lost
+
+    def _may_forget(self, node: Node) -> bool:
+        """Whether what its last copy loses from its end is known nowhere else."""
+        return len(node.copies) == 1 and not node.children
+
+    def _let_go(self, node: Node) -> None:
+        """A copy of this content is lost."""
+        node.prune()
 
     def losses(self, takes: Sequence[int]) -> list[int]:
         """Blocks that would lose their content if so many were taken, one after the other.
@@ -535,7 +551,7 @@ class PrefixCache(CachingPool):
         nodes, free = [self._root], 0
         while nodes:
             node = nodes.pop()
-            assert node is self._root or node.copies or node.children
+            assert node is self._root or node.copies or node.children or node.hosted
             for key, child in node.children.items():
                 assert child.parent is node
                 assert child.key == key

@@ -131,14 +131,16 @@ def descend(node: Node, text: Text, end: int, page: int) -> tuple[Node, int]:
         if child is None:
             break
         node = child
-        position, at = _agreed(child, firsts, ends, at)
+        if len(child.ends) == 1:  # one run, which agrees at its first token
+            position = child.stop if child.stop <= ends[at] else ends[at]
+        else:
+            position, at = _agreed(child, firsts, ends, at)
         if position > end:
             position = end
         position -= position % page
         if position < child.stop:
             break
-        if ends[at] == position:
-            at += 1
+        at += ends[at] == position
     return node, position
 
 

@@ -24,6 +24,7 @@ from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError, StuckError
 from sim.flight import DecisionNotes, Flight
 from sim.host import HostLink, HostMemory
+from sim.host_cache import TieredPrefixCache
 from sim.kvcache import CachingPool
 from sim.policy import Policy, ReplicaState
 from sim.queue import ChangingOrder, FirstCome, QueueOrder
@@ -139,6 +140,7 @@ class Replica:
         self._commits = self._cache is not None and self._cache.commits
         self._lost_before = 0
         self.host_link = _host_link(spec)
+        self._tier = self._host_tier()
         order = copy.deepcopy(spec.order)
         if isinstance(order, ChangingOrder):
             order.begin(self._alone_ns)
@@ -184,6 +186,17 @@ class Replica:
         self._timer_ns = NEVER
         self._barren_steps = 0
         self.process = env.process(self._run())
+
+    def _host_tier(self) -> TieredPrefixCache | None:
+        """The cache, if it has a tier in host memory, which has to be behind a link."""
+        if not isinstance(self.kv, TieredPrefixCache):
+            return None
+        if self.host_link is None:
+            raise ConfigError(
+                f"{type(self.policy).__name__} keeps KV on the host, and its replica has no link "
+                "to it; give host_bandwidth_bytes_per_s"
+            )
+        return self.kv
 
     def _host_memory(self) -> HostMemory | None:
         """Host memory of the size that the policy asks for, behind the link."""
@@ -443,9 +456,19 @@ class Replica:
         elif self._timer_ns != NEVER:
             self._timer.call_off()
             self._timer_ns = NEVER
+        if self._tier is not None:
+            self._move_tier()
         if flight is not None:
             self._launch(flight)
+        elif self._tier is not None and self.host_link is not None:
+            self.host_link.end_pass()
         return flight is not None
+
+    def _move_tier(self) -> None:
+        """What the pass loaded from the host or made the cache write there moves over the link."""
+        if self._tier is not None and self.host_link is not None:
+            block_bytes = self.spec.block_tokens * self.spec.kv_bytes_per_token
+            self.host_link.move(self._tier.newly_moved() * block_bytes)
 
     def _decide(self, state: ReplicaState, now: int) -> ScheduledBatch:
         """Ask the policy, again while it only preempts (rule 2)."""
@@ -552,6 +575,8 @@ class Replica:
         if n > self._longest_run:
             n = self._longest_run
         have = self.kv.free_blocks - batch.spare_blocks
+        if self._tier is not None:  # what is lost is written, which lengthens the step
+            have = min(have, self._tier.blocks_without_content())
         if flight.ticks:
             heap = group.finish
             while heap[0][1] != heap[0][2].finish_seq:
@@ -895,6 +920,7 @@ class Replica:
     def _repeated_pass(self, now: int) -> None:
         """A pass that only preempted: it takes no time and is made again."""
         if self.host_link is not None:
+            self._move_tier()
             self.host_link.end_pass()
         if self._keeps_decisions:
             gone = [request.index for request in self.state.preempted]

@@ -48,16 +48,18 @@ def agents(turns: int) -> SessionSource:
     return SessionSource(with_content(trace, sessions_of(trace)), concurrency=SESSIONS_AT_ONCE)
 
 
+OPTIONS = {"vllm-v1": {"prefix_cache": True, "max_num_batched_tokens": 8192}, "sglang": {}}
+
+
 def cluster(policy: str) -> Cluster:
     """Replicas alike, each session on one of them."""
-    made = POLICIES[policy](prefix_cache=True, max_num_batched_tokens=8192)
-    spec = ReplicaSpec(made, BLOCKS, STEP)
+    spec = ReplicaSpec(POLICIES[policy](**OPTIONS[policy]), BLOCKS, STEP)
     return Cluster(PoolSpec("replica", [spec] * REPLICAS, ROUTERS["session-affinity"]()))
 
 
 def main(turns: int) -> None:
     """Print one line for each policy with a prefix cache."""
-    for policy in ("vllm-v1",):
+    for policy in OPTIONS:
         source = agents(turns)
         start = time.process_time()
         result = simulate(source, cluster(policy))

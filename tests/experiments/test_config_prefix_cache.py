@@ -13,6 +13,7 @@ from experiments.config import load
 from experiments.variant import run_variant
 from experiments.workload import build_workload
 from sim.errors import ConfigError
+from sim.host_cache import TieredPrefixCache
 from sim.prefix_cache import PrefixCache
 
 CACHED = {"name": "vllm-v1", "prefix_cache": True}
@@ -46,9 +47,34 @@ def test_the_flag_of_vllm_is_understood() -> None:
     assert isinstance(spec.policy.memory(10, 16), PrefixCache)
 
 
+def test_a_tier_in_host_memory_has_a_link_from_the_data_sheet_and_is_told() -> None:
+    built = build({**BASE, "policy": {**CACHED, "host_cache_blocks": 5000}})
+    (spec,) = built.cluster.entry.replicas
+    assert isinstance(spec.policy.memory(10, 16), TieredPrefixCache)
+    assert spec.host_bandwidth_bytes_per_s is not None
+    assert any("5,000 blocks for what the prefix cache loses" in note for note in built.notes)
+
+
+def test_pools_and_stages_may_have_a_cache() -> None:
+    config = {**BASE, "pools": POOLS}
+    del config["policy"]
+    assert build(config).cluster.decode is not None
+    (spec,) = build({**BASE, "pipeline_parallel": 2}).cluster.entry.replicas
+    assert spec.kind is not None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            {"policy": {**CACHED, "host_cache_blocks": 5}, "pipeline_parallel": 2},
+            "policy.host_cache_blocks: not modelled with pipeline_parallel 2",
+        ),
+        (
+            {"policy": {"name": "vllm-v1", "host_cache_blocks": 5}},
+            "policy.host_cache_blocks: 5 needs prefix_cache: true",
+        ),
+        ({"policy": {**CACHED, "host_cache_blocks": 0}}, "host_cache_blocks"),
         (
             {"policy": {"name": "vllm-v1", "uncached_first": True}},
             "policy.uncached_first: true needs prefix_cache: true",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from policies.token_budget import TokenBudget
 from sim.content import token_runs
 from sim.decode_group import DecodeGroup
+from sim.host_cache import TieredPrefixCache
 from sim.kvcache import BlockPool
 from sim.prefix_cache import PrefixCache
 from sim.request import Request
@@ -25,7 +26,10 @@ class BlockByBlock(TokenBudget):
 
     def memory(self, total_blocks: int, block_tokens: int) -> BlockPool:
         """The plain cache."""
-        return PlainPrefixCache(total_blocks, block_tokens, uncached_first=self.uncached_first)
+        first = self.uncached_first
+        if self.host_cache_blocks is None:
+            return PlainPrefixCache(total_blocks, block_tokens, uncached_first=first)
+        return PlainTieredCache(total_blocks, block_tokens, first, self.host_cache_blocks)
 
 
 class _Node:
@@ -306,6 +310,8 @@ class PlainPrefixCache(PrefixCache):
                 del self._queue[entry]
                 self._forget(entry)
                 self._lost += 1
+                if not entry.node.copies:
+                    self._gone(_chain(entry.node))
                 gone -= 1
                 continue
             blocks = min(gone, entry.blocks)
@@ -313,8 +319,13 @@ class PlainPrefixCache(PrefixCache):
             gone -= blocks
             if entry.content:
                 self._lost += blocks
+                for _ in range(blocks):
+                    self._gone(object())
             if not entry.blocks:
                 del self._queue[entry]
+
+    def _gone(self, content: Hashable) -> None:
+        """No block has this content any more."""
 
     def losses(self, takes: Sequence[int]) -> list[int]:
         """Blocks that would lose their content if so many were taken, one after the other.
@@ -359,3 +370,64 @@ class PlainPrefixCache(PrefixCache):
         users = Counter(block for held in self._held.values() for block in held)
         assert all(block.users == count for block, count in users.items())
         assert sum(users.values()) - len(users) == self.shared_blocks
+
+
+def _chain(node: _Node) -> tuple[Hashable, ...]:
+    """What all blocks up to this one hold."""
+    keys: list[Hashable] = []
+    while node.parent is not None:
+        keys.append(node.key)
+        node = node.parent
+    return tuple(reversed(keys))
+
+
+class PlainTieredCache(PlainPrefixCache, TieredPrefixCache):
+    """`TieredPrefixCache`, one entry for each block on the host as well."""
+
+    def __init__(
+        self, total_blocks: int, block_tokens: int, uncached_first: bool, host_blocks: int
+    ) -> None:
+        PlainPrefixCache.__init__(self, total_blocks, block_tokens, uncached_first=uncached_first)
+        self.host_blocks = host_blocks
+        self.written_blocks = self.loaded_blocks = self._moved_before = 0
+        self._host: OrderedDict[Hashable, None] = OrderedDict()
+        self._wanted: tuple[Request, list[Hashable]] | None = None
+
+    def blocks_without_content(self) -> int:
+        """It is stepped, so nobody needs to know."""
+        return 0
+
+    def match(self, request: Request) -> int:
+        """See `TieredPrefixCache.match`."""
+        found = super().match(request)
+        chain = tuple(self._keys(request, 0, self._cap(request)))
+        here = found // self.block_tokens
+        wanted: list[Hashable] = []
+        while here + len(wanted) < len(chain) and chain[: here + len(wanted) + 1] in self._host:
+            wanted.append(chain[: here + len(wanted) + 1])
+        self._wanted = (request, wanted)
+        return found + len(wanted) * self.block_tokens
+
+    def _take_found(self, request: Request, most: int | None, tokens: int, keep_free: int) -> bool:
+        if not super()._take_found(request, most, tokens, keep_free):
+            return False
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None and wanted[0] is request:
+            self.loaded_blocks += len(wanted[1])
+            for content in reversed(wanted[1]):
+                self._host.move_to_end(content)
+        return True
+
+    def _gone(self, content: Hashable) -> None:
+        if content in self._host:
+            self._host.move_to_end(content)
+            return
+        self._host[content] = None
+        self.written_blocks += 1
+        if len(self._host) > self.host_blocks:
+            self._host.popitem(last=False)
+
+    def verify(self) -> None:
+        """As one tier, and the host is not too full."""
+        PlainPrefixCache.verify(self)
+        assert len(self._host) <= self.host_blocks

@@ -70,6 +70,23 @@ def _laid_out(rng: random.Random, spec: Spec) -> Spec:
     return spec
 
 
+def tiered_workload(seed: int) -> Spec:
+    """A workload of replicas of one stage whose caches have a tier in host memory."""
+    rng = random.Random(f"tiered {seed}")
+    spec = told_workload(seed)
+    pools = spec.get("disaggregated")
+    for replica in spec["replicas"] if pools is None else pools["prefill"] + pools["decode"]:
+        replica.pop("stages", None)
+        blocks = replica["total_blocks"]
+        replica["host_cache_blocks"] = max(1, round(blocks * rng.choice((0.1, 0.5, 1, 3))))
+        replica["host_overlap"] = rng.random() < 0.3
+        replica["kv_bytes_per_token"] = 1000
+        step_s = replica["step_time"].get("base_s", 1e-3) or 1e-6
+        per_block = 1000 * replica["block_tokens"]
+        replica["host_bandwidth"] = per_block / (step_s * 10 ** rng.uniform(-3, 0.5))
+    return spec
+
+
 def _text(rng: random.Random) -> Runs:
     """A few runs, in all longer than any request, at times of one run."""
     return [
@@ -122,27 +139,34 @@ def observed(result: SimulationResult) -> Any:
     decisions = sorted(result.decisions, key=lambda x: (x.replica, x.start_ns, x.end_ns))
     times = [result.token_times_ns(i).tolist() for i in range(len(columns["index"]))]
     transfers = {name: column.tolist() for name, column in result.transfers.items()}
-    return columns, times, decisions, transfers
+    moved = [replica.host_bytes for replica in result.replicas]
+    return columns, times, decisions, transfers, moved
 
 
 @pytest.mark.parametrize("first", range(0, 80, CHUNK))
 def test_extents_give_the_integers_of_single_blocks(first: int) -> None:
     for seed in range(first, first + CHUNK):
-        _compare(seed)
+        _compare(told_workload(seed))
+
+
+@pytest.mark.parametrize("first", range(0, 60, CHUNK))
+def test_extents_on_the_host_give_the_integers_of_single_blocks(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        _compare(tiered_workload(seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(80, 3000, CHUNK))
 def test_extents_give_the_integers_of_single_blocks_on_thousands(first: int) -> None:
     for seed in range(first, first + CHUNK):
-        _compare(seed)
+        _compare(told_workload(seed))
+        _compare(tiered_workload(seed))
 
 
-def _compare(seed: int) -> None:
-    spec = told_workload(seed)
+def _compare(spec: Spec) -> None:
     expected = observed(run(spec, by_block=True))
-    assert observed(run(spec)) == expected, seed
-    assert observed(run(spec, fast_forward=True)) == expected, seed
+    assert observed(run(spec)) == expected, spec
+    assert observed(run(spec, fast_forward=True)) == expected, spec
 
 
 def test_the_workloads_find_what_was_generated_and_what_others_generate() -> None:
