@@ -152,9 +152,9 @@ def test_on_stages_a_batch_under_way_is_found_already(fast_forward: bool) -> Non
     # 0: P = 8: 18 in the first stage, 36 in the second. 18: request 1 finds the first block, though
     #   its batch is under way: P = 4: 14 -> 32; the second stage is free at 36: 50.
     # 36: request 0 decodes, a third block: 12 -> 48, the second stage is free at 50: 62.
-    # 60: the first stage is free, and so are the first two blocks: of request 1, whose blocks are
-    #   a copy of the second and, used by request 0 as well, the first. Request 2 finds the two that
-    #   were registered first, both of request 0, in use: P = 4, a block: 74; 76 in the second.
+    # 60: the first stage is free. Of the second block there are two copies: request 0 uses the one
+    #   that was registered first, the other one is free since 50. Request 2 finds both blocks of
+    #   request 0, in use: P = 4, one block: 74 in the first stage, 88 in the second.
     assert got.tokens == [[36, 62], [50], [88]]
     assert got.steps["replica0"] == [
         *[(0, 3, {0: 0}, 0), (18, 2, {1: 4}, 0), (36, 1, {}, 0)],
