@@ -68,7 +68,7 @@ class LongestPrefix(Policy):
       by a pass that finds nothing running and would schedule nothing.
     - A replica marked full that finds nothing running clears the mark, sets the ratio to 0.7 and
       admits in the same pass; if it was not marked the ratio stays.
-    - What a retraction asks for (enough for a decode step?) is a test, for which nothing is evicted.
+    - What a retraction asks for, slots for a decode step, is a test: nothing is evicted for it.
     - Pages (`page_size`): new tokens are counted in whole pages against memory and budgets, a
       chunk is cut to whole pages unless it ends the prompt, and ``over_pool`` is p + m + page - 1
       >= total tokens, so that a request alone always fits.
