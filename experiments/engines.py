@@ -18,6 +18,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "long_prefill_token_threshold": ("policy", "long_prefill_token_threshold"),
         "scheduler_reserve_full_isl": ("policy", "reserve_full_prompt"),
         "enable_prefix_caching": ("policy", "prefix_cache"),
+        "preemption_mode": ("policy", "preemption"),
         "chunk_size": ("policy", "budget_tokens"),
         "schedule_policy": ("policy", "order"),
         "chunked_prefill_size": ("policy", "chunked_prefill_size"),

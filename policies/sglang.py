@@ -40,13 +40,13 @@ RETRACT_STEPS = 20
 
 @dataclass
 class LongestPrefix(Policy):
-    """Extend steps run alone and first; admission reckons with what running requests may yet need.
+    """SGLang: chunked extend steps alone and first, longest cached prefix, admission by growth.
 
     Each pass forms an *extend step*: first the request whose prompt was cut in the last one, then
     waiting requests in order, chunked. Only if it is empty all running requests decode. A request
     is admitted if what it computes and may emit fits what is free and evictable, less the expected
     growth of running requests: their remaining max_tokens times a ratio that decays with each
-    decode pass and is raised by a retraction. When it does not fit the replica is *full*, and
+    decode pass and is set anew by a retraction. When it does not fit the replica is *full*, and
     nobody waiting is looked at until the mark is cleared. When a decode step finds too few slots
     the requests with the fewest outputs are retracted: they wait again, behind all others.
 
@@ -68,15 +68,17 @@ class LongestPrefix(Policy):
       by a pass that finds nothing running and would schedule nothing.
     - A replica marked full that finds nothing running clears the mark, sets the ratio to 0.7 and
       admits in the same pass; if it was not marked the ratio stays.
+    - What a retraction asks for, slots for a decode step, is a test: nothing is evicted for it.
     - Pages (`page_size`): new tokens are counted in whole pages against memory and budgets, a
       chunk is cut to whole pages unless it ends the prompt, and ``over_pool`` is p + m + page - 1
       >= total tokens, so that a request alone always fits.
 
     Differences from the engine: overlap scheduling, on by default there, decides one step late;
     requests that finished early count in the expected growth there until the next decode pass;
-    newer versions add a page per request to the admission test, and apply `max_prefill_tokens`
-    only without chunking; the engine lowers max_tokens where we reject as ``over_pool``, and
-    bounds running requests by the size of its request table (2048 to 4096) where we have none.
+    it evicts all that it can for a decode step before it retracts anybody; newer versions add a
+    page per request to the admission test, and apply `max_prefill_tokens` only without
+    chunking; the engine lowers max_tokens where we reject as ``over_pool``, and bounds running
+    requests by the size of its request table (2048 to 4096) where we have none.
 
     Args:
         order: ``lpm`` (longest cached prefix first, and in-batch caching), or ``fcfs``, which is

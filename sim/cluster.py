@@ -601,6 +601,8 @@ class LiveCluster:
                 host_bytes=0 if replica.host_link is None else replica.host_link.moved_bytes,
                 iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
                 lost_blocks=replica.kv.lost_blocks if replica.kv.has_cache else None,
+                found_tokens=replica.found_tokens,
+                asked_tokens=replica.asked_tokens,
             )
             for replica in self.replicas
         ]

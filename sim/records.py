@@ -204,6 +204,8 @@ class ReplicaInfo:
         iterations_by_rows: How many iterations computed how many rows, prompts' and decodes', as
             (rows, iterations) in order of rows; empty where read back from files, which lack it.
         lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
+        found_tokens: Found cached by all admissions, those after a preemption included.
+        asked_tokens: Known at these admissions.
     """
 
     name: str
@@ -222,6 +224,8 @@ class ReplicaInfo:
     host_bytes: int = 0
     iterations_by_rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     lost_blocks: int | None = None
+    found_tokens: int = 0
+    asked_tokens: int = 0
 
 
 class Recorder:

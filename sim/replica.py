@@ -103,6 +103,8 @@ class Replica:
         outstanding: Requests placed here that have not ended or been handed over.
         in_flight: Batches under way, oldest first (one at most, without a pipeline).
         lives: The truth about each request that is here.
+        found_tokens: Found cached by all admissions here, those after a preemption included.
+        asked_tokens: Known at these admissions: what could have been found, and a token of each.
         held_for_transfer: Blocks of requests that have left and whose KV is not yet fetched.
         step_time: Length of iterations: the spec's model, bound to this replica.
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
@@ -163,6 +165,7 @@ class Replica:
         self.lives: dict[Request, Lifetime] = {}
         self.stage_busy_ns: list[int] = []
         self.held_for_transfer = self.outstanding = 0
+        self.found_tokens = self.asked_tokens = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []
         self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
@@ -630,6 +633,10 @@ class Replica:
         self._repeated_pass(now)
         return True
 
+    def _on_board(self) -> Iterable[Request]:
+        """At least those who may have taken part in a step that is over."""
+        return self.state.running
+
     def _no_turn(self, batch: ScheduledBatch) -> bool:
         """Whether those who wait have to, whatever their order."""
         return not self._makes_way and batch.cause in (Cause.NO_SEAT, Cause.BATCH_RUNNING)
@@ -844,10 +851,11 @@ class Replica:
             if self._keeps_events:
                 self._recorder.event(request.index, ADMITTED, now, self.place)
 
-    @staticmethod
-    def _note_cached(request: Request, life: Lifetime) -> None:
+    def _note_cached(self, request: Request, life: Lifetime) -> None:
         """What a request found: of its prompt when it first starts, later of what it had lost."""
-        found = request.computed_then
+        found = self.state.found[request]
+        self.found_tokens += found
+        self.asked_tokens += request.target_tokens
         if life.first_scheduled_ns == NEVER:
             life.cached_tokens = found
         else:
@@ -883,9 +891,9 @@ class Replica:
         if self._notes_to is not None:
             flight.note(self._notes_to, self.iterations, n)
         self.iterations += n
-        if self._changing is not None:
-            members = [r for r in self.state.running if flight.ticks and r.group is flight.group]
-            took_part = chain(members, (request for request, _ in flight.chunks))
+        if self._changing is not None and self._changing.times_service:
+            decoding = [r for r in self._on_board() if flight.ticks and r.group is flight.group]
+            took_part = chain(decoding, (request for request, _ in flight.chunks))
             self._changing.served(took_part, end - flight.start_ns)
         self.busy_ns += end - flight.start_ns
         self.prefill_tokens += flight.prefill_tokens * n

@@ -6,6 +6,7 @@ of free blocks also holds blocks without content, may find other numbers.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -132,8 +133,8 @@ def prefix_reuse(trace: Trace, block_tokens: int | None = None) -> PrefixReuse:
     )
 
 
-def _rows(rows: list[tuple[int, int, int]]) -> Ints:
-    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+def _rows(flat: array[int]) -> Ints:
+    return np.array(flat, dtype=np.int64).reshape(-1, 3)
 
 
 class _Node:
@@ -165,8 +166,8 @@ class _Counter:
         self.root = _Node(0, -1, 0, 0)
         self.odd: dict[tuple[tuple[int, int], ...], int] = {}
         self.recent = _Sums(requests)
-        self.found: list[tuple[int, int, int]] = []
-        self.paths: list[tuple[int, int, int]] = []
+        self.found = array("q")
+        self.paths = array("q")
         self.parents: list[int] = []
 
     def blocks(self, runs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -192,6 +193,7 @@ class _Counter:
     def add(self, request: int, blocks: Iterator[tuple[int, int]], most: int) -> None:
         """One request: what it finds, at most `most` blocks, then what it holds."""
         node, room, new = self.root, most, 0
+        last, used, counted = -1, 0, 0  # blocks in a row that one request was the last to use
         for key, left in blocks:
             while left:
                 child = node.children.get(key)
@@ -201,22 +203,28 @@ class _Counter:
                 else:
                     if left < child.blocks:
                         self._split(child, left)
-                    room -= self._use(child, request, room)
-                self.paths.append((request, child.number, child.blocks))
+                    if child.last != last:
+                        self._use(request, last, used, counted)
+                        last, used, counted = child.last, 0, 0
+                    used += child.blocks
+                    counted += min(child.blocks, room)
+                    room -= min(child.blocks, room)
+                    child.last = request
+                self.paths.extend((request, child.number, child.blocks))
                 left -= child.blocks
                 key += child.blocks * self.size
                 node = child
+        self._use(request, last, used, counted)
         self.recent.add(request, new)
 
-    def _use(self, node: _Node, request: int, room: int) -> int:
-        """Note that the blocks of a node were there; how many of the allowed ones they are."""
-        counted = min(node.blocks, room)
+    def _use(self, request: int, last: int, used: int, counted: int) -> None:
+        """Blocks in a row that `last` was the last to use are now of `request`."""
+        if not used:
+            return
         if counted:
-            self.found.append((request, self.recent.after(node.last), counted))
-        self.recent.add(node.last, -node.blocks)
-        self.recent.add(request, node.blocks)
-        node.last = request
-        return counted
+            self.found.extend((request, self.recent.after(last), counted))
+        self.recent.add(last, -used)
+        self.recent.add(request, used)
 
     def _grow(self, node: _Node, key: int, blocks: int, request: int) -> _Node:
         number = len(self.parents)

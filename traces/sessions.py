@@ -224,6 +224,7 @@ class SessionSource:
     def _restart(self) -> None:
         self._begun = len(self._starts)
         self.skipped = self.cut_short = 0
+        self._cut: set[int] = set()
         if self._joins is not None:
             self._joins.restart()
 
@@ -258,8 +259,9 @@ class SessionSource:
     def _joined(self, joins: Joins, row: int, now_ns: int, *, stops: bool) -> Iterable[Arrival]:
         """As `on_end`, where requests may wait for several others."""
         ready, over = joins.end(row, stops)
-        self.skipped = len(joins.skipped)
-        self.cut_short = len({int(self.sessions.of_row[each]) for each in joins.skipped})
+        for each in joins.skipped[self.skipped :]:
+            self._cut.add(int(self.sessions.of_row[each]))
+        self.skipped, self.cut_short = len(joins.skipped), len(self._cut)
         caused = [self._caused(each, now_ns) for each in ready]
         return (*caused, *self._session_over(now_ns)) if over else caused
 

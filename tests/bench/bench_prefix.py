@@ -66,11 +66,11 @@ def main(turns: int) -> None:
         seconds = time.process_time() - start
         gibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         shared = result.requests["cached_tokens"].sum() / result.requests["prompt_tokens"].sum()
-        lost = sum(replica.lost_blocks or 0 for replica in result.replicas)
+        lost = sum((x.lost_blocks or 0) * x.block_tokens for x in result.replicas)
         met = seconds < SECONDS * turns / TURNS and gibibytes < GIBIBYTES
         print(
             f"{policy:8} {turns:,} turns of {result.requests['prompt_tokens'].mean():,.0f} tokens,"
-            f" {shared:.1%} found cached, {lost:,} blocks lost, "
+            f" {shared:.1%} found cached, {lost:,} tokens evicted, "
             f"{int(result.requests['preemptions'].sum()):,} preemptions: {seconds:.1f} s,"
             f" {gibibytes:.2f} GiB; wanted {SECONDS:g} s, {GIBIBYTES:g} GiB for {TURNS:,}:"
             f" {'met' if met else 'MISSED'}"

@@ -15,6 +15,7 @@ from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.content import Content
 from sim.event_loop import simulate
 from sim.pipeline import PipelineReplica
+from sim.policy import Router
 from sim.records import STATES, Record, SimulationResult
 from sim.replica import ReplicaSpec
 from sim.request import Arrival
@@ -114,7 +115,14 @@ def _pool(name: str, configs: list[Spec], router: str, kv_bytes_per_token: int) 
     for config in configs:
         alike = next((replica for other, replica in made if other == config), None)
         made.append((config, alike or _replica(config, kv_bytes_per_token)))
-    return PoolSpec(name, [replica for _, replica in made], ROUTERS[router.replace("_", "-")]())
+    return PoolSpec(name, [replica for _, replica in made], _router(router.replace("_", "-")))
+
+
+def _router(name: str) -> Router:
+    """A router with default options, and what it has to be told."""
+    told = {"classes": {"a": [0]}, "others": [0]} if name == "class-aware" else {}
+    made: Router = ROUTERS[name](**told)
+    return made
 
 
 def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:

@@ -55,6 +55,12 @@ def test_the_host_link_can_be_given() -> None:
     assert any("host link: 20 GB/s, from the config." in note for note in built.notes)
 
 
+def test_the_flag_of_vllm_is_understood() -> None:
+    built = build(policy={"name": "vllm-v0", "host_blocks": 8}, preemption_mode="swap")
+
+    assert built.cluster.entry.replicas[0].policy.host_memory_blocks == 8
+
+
 def test_a_link_over_which_nothing_moves_is_noted() -> None:
     built = build("kv.host_bandwidth_bytes_per_s=2e10", policy="sarathi")
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from policies import ORDERS
+from policies import ORDERS, PREDICTORS, ROUTERS
 from sim.cluster import Cluster, PoolSpec
 from sim.event_loop import simulate
 from sim.records import Record, SimulationResult
 from tests.conformance import adapter
-from tests.conformance.prefixed import prefixed_workload
 from tests.conformance.workloads import Spec
 from tests.sim.block_by_block import BlockByBlock
+from tests.sim.prefixed_workloads import prefixed_workload
 
 CHUNK = 20
 Runs = list[tuple[int, int]]
@@ -183,3 +183,25 @@ def test_the_workloads_find_what_was_generated_and_what_others_generate() -> Non
             for r in spec["requests"]
         )
     assert min(counts.values()) >= 20, counts
+
+
+def _sorted(seed: int) -> Spec:
+    """A workload under any order and nearly any router, with a watermark at times."""
+    rng = random.Random(f"sorted {seed}")
+    spec = prefixed_workload(seed) | {"predictor": rng.choice(sorted(PREDICTORS))}
+    spec["router"] = rng.choice(sorted(set(ROUTERS) - {"class-aware"}))  # needs classes
+    order = rng.choice(sorted(ORDERS))
+    for request in spec["requests"]:
+        request["priority"] = rng.choice((0, 0, 1, 2))
+        request["deadline_ns"] = rng.choice((1, 10**6, 10**9))
+    for replica in spec["replicas"]:
+        replica["order"] = order
+        replica["watermark"] = rng.choice((0.0, 0.0, 0.1))
+    return spec
+
+
+@pytest.mark.parametrize("first", range(0, 120, CHUNK))
+def test_fast_forward_equals_stepping_with_any_order_and_router(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        spec = _sorted(seed)
+        assert observed(run(spec)) == observed(run(spec, fast_forward=True)), seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -228,6 +229,23 @@ def test_an_index_that_one_prompt_overflows_keeps_nothing_of_it() -> None:
     # The oldest goes first, then the prompt itself: whole ends go, until the rest fits.
     assert index.tokens == 0
     assert index.match([(7, 9)]) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_index_finds_what_a_set_of_all_beginnings_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    index = PrefixIndex(1 << 60)
+    beginnings: set[tuple[int, ...]] = set()
+    for _ in range(40):
+        drawn = [(rng.choice((0, 10, 20)), rng.randint(1, 9)) for _ in range(3)]
+        runs = list(Content(drawn).runs(0, 99))
+        tokens = tuple(first + i for first, length in runs for i in range(length))
+        known = [n for n in range(1, len(tokens) + 1) if tokens[:n] in beginnings]
+        assert index.match(runs) == max(known, default=0)
+        if rng.random() < 0.6:
+            index.insert(runs)
+            beginnings.update(tokens[:n] for n in range(1, len(tokens) + 1))
+        assert index.tokens == len(beginnings)
 
 
 # --- session-affinity

@@ -197,12 +197,16 @@ def _shared(pool: PoolSpec, order: QueueOrder) -> list[Any]:
 def test_fast_forward_equals_stepping(seed: int, name: str) -> None:
     spec = workload(3000 + seed)
     rng = random.Random(seed)
-    arrivals = [a._replace(tenant=rng.choice("abc")) for a in adapter.arrivals(spec)]
     cluster, _ = adapter.build(spec)
     step_ns = 1
     for pool in (cluster.entry, cluster.decode):
         for each in pool.replicas if pool is not None else ():
             step_ns = max(step_ns, round(1e9 * sum(vars(each.step_time).values())))
+    patience = [None, None, 5 * step_ns, 20 * step_ns] if seed % 2 else [None]
+    arrivals = [
+        a._replace(tenant=rng.choice("abc"), cancel_after_ns=rng.choice(patience))
+        for a in adapter.arrivals(spec)
+    ]
     orders: dict[str, QueueOrder] = {
         "vtc": VirtualTokenCounters(prompt_weight=1 + seed % 2, output_weight=1 + seed % 3),
         "mlfq": MultiLevelQueue(levels=4, quantum_s=2 * step_ns / 1e9, starvation_s=0),

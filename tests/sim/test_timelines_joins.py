@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies import POLICIES, ROUTERS
 from sim.cluster import Cluster, PoolSpec
@@ -150,6 +152,42 @@ def test_what_cannot_be_waited_for_is_one_line(change: Row, says: str) -> None:
     with pytest.raises(TraceError, match=says) as error:
         SessionSource(trace_of(rows))
     assert "\n" not in str(error.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), concurrency=st.sampled_from([None, 1, 2]))
+def test_any_tree_of_sessions_keeps_to_its_causes(
+    data: st.DataObject, concurrency: int | None
+) -> None:
+    rows: list[Row] = []
+    for tree in range(data.draw(st.integers(1, 3))):
+        mine = [f"{tree}.0"]
+        rows.append((mine[0], f"s{tree}", 1, data.draw(st.integers(0, 300)), ""))
+        for k in range(1, data.draw(st.integers(1, 7))):
+            name = f"{tree}.{k}"
+            new = data.draw(st.booleans())
+            after = data.draw(st.lists(st.sampled_from(mine), min_size=int(new), unique=True))
+            session = f"s{name}" if new else rows[-1][1]
+            rows.append((name, session, data.draw(st.integers(1, 3)), k, " ".join(after)))
+            mine.append(name)
+    both_ways = [run(trace_of(rows), on, concurrency=concurrency)[0] for on in (True, False)]
+
+    times = both_ways[0]
+    assert times == both_ways[1]
+    assert len(times) == len(rows)
+    before: dict[str, str] = {}
+    starts = 0
+    for name, session, _, delay, after in rows:
+        causes = [times[each][1] for each in after.split()]
+        if session in before:
+            causes.append(times[before[session]][1])
+        before[session] = name
+        if causes:
+            assert times[name][0] == max(causes) + delay
+            continue
+        starts += 1
+        if concurrency is None or starts <= concurrency:
+            assert times[name][0] == 0
 
 
 def test_a_loop_that_ignores_think_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ A step takes 10 + prefill tokens + 2 x decodes microseconds unless said otherwis
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 
 from sim.event_loop import simulate
 from sim.records import Record
-from tests.conformance import adapter, reference
-from tests.conformance.prefixed import simulate_prefixed
+from tests.conformance import adapter
+from tests.conformance.second import load_second
 from tests.conformance.workloads import Spec
 from tests.sim.timeline import replica
 
@@ -62,16 +61,16 @@ def of_product(spec: Spec, *, fast_forward: bool) -> Cached:
     )
 
 
-@pytest.fixture(params=["stepping", "fast-forward", "reference"])
+@pytest.fixture(params=["stepping", "fast-forward", "second"])
 def run(request: pytest.FixtureRequest) -> Callable[..., Cached]:
-    """Runs requests on one replica: ours both ways, or the reference with a cache added."""
-    if request.param != "reference":
+    """Runs requests on one replica: ours both ways, or the second implementation."""
+    if request.param != "second":
         fast = request.param == "fast-forward"
         return lambda *rows, **more: of_product(spec_of([*rows], **more), fast_forward=fast)
-    module = reference.load_reference(request.getfixturevalue("shared"))
+    second = load_second(request.getfixturevalue("shared"))
 
     def refer(*rows: tuple[Any, ...], **more: Any) -> Cached:
-        got = simulate_prefixed(module, copy.deepcopy(spec_of([*rows], **more)))
+        got = second.simulate(spec_of([*rows], **more))
         return Cached(
             [[t // 1000 for t in got.requests[i].token_times_ns] for i in range(len(rows))],
             [x.facts["cached"] for x in got.log],
@@ -220,7 +219,9 @@ def test_columns_count_prompt_tokens_found_at_first_and_what_was_computed_again(
     cluster, _ = adapter.build(shared)
     result = simulate(adapter.arrivals(shared), cluster)
     assert result.requests["cached_tokens"].tolist() == [0, 8]
-    assert result.replicas[0].prefill_tokens == 9
+    (replica,) = result.replicas
+    assert replica.prefill_tokens == 9
+    assert (replica.found_tokens, replica.asked_tokens) == (8, 17)
 
 
 def test_ids_of_large_blocks_are_cut_into_blocks_of_the_pool() -> None:

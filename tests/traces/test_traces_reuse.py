@@ -20,7 +20,7 @@ from sim.request import Trace
 from tests.conformance.reference import load_reference
 from traces.eviction import EVICTIONS, hits_under
 from traces.generators import GENERATORS
-from traces.reuse import prefix_reuse
+from traces.reuse import PrefixReuse, prefix_reuse
 from traces.reuse_table import capacity_of
 
 MOONCAKE = "mooncake_conversation_head.jsonl.gz"
@@ -31,6 +31,11 @@ SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
 @pytest.fixture(scope="module")
 def mooncake(shared: Path) -> Trace:
     return traces.load(shared / "traces" / MOONCAKE)
+
+
+@pytest.fixture(scope="module")
+def reuse(mooncake: Trace) -> PrefixReuse:
+    return prefix_reuse(mooncake)
 
 
 def blocks_of(trace: Trace, size: int) -> list[list[tuple[int, ...]]]:
@@ -101,9 +106,7 @@ def of_blocks(prompts: list[list[int]], size: int = 4) -> Trace:
     )
 
 
-def test_an_unlimited_cache_over_mooncake(mooncake: Trace) -> None:
-    reuse = prefix_reuse(mooncake)
-
+def test_an_unlimited_cache_over_mooncake(reuse: PrefixReuse) -> None:
     assert reuse.block_tokens == 512
     assert (reuse.hit_blocks(), reuse.full_blocks, reuse.unique_blocks) == (
         68_125,
@@ -128,10 +131,9 @@ def test_an_unlimited_cache_over_agents_with_sub_agents_and_without(shared: Path
 
 @pytest.mark.parametrize("share", SHARES)
 def test_the_curve_is_that_of_a_brute_force_and_of_the_reference(
-    mooncake: Trace, shared: Path, share: float
+    mooncake: Trace, reuse: PrefixReuse, shared: Path, share: float
 ) -> None:
     reference = load_reference(shared)
-    reuse = prefix_reuse(mooncake)
     capacity = int(share * reuse.unique_blocks)
     assert mooncake.block_ids is not None
     ids = [row.tolist() for row in mooncake.block_ids]
@@ -145,9 +147,7 @@ def test_the_curve_is_that_of_a_brute_force_and_of_the_reference(
     assert hits == hits_under(reuse, "lru", capacity).tolist()
 
 
-def test_under_lru_a_larger_cache_never_finds_less(mooncake: Trace) -> None:
-    reuse = prefix_reuse(mooncake)
-
+def test_under_lru_a_larger_cache_never_finds_less(reuse: PrefixReuse) -> None:
     assert (np.diff(reuse.curve) >= 0).all()
     assert reuse.curve[0] == 0
     assert reuse.curve[-1] == reuse.hit_blocks()
@@ -197,6 +197,48 @@ def test_any_runs_of_tokens_are_counted_as_a_brute_force_counts(
     assert reuse.hits().tolist() == brute_force(chains, most, 10**6)
     assert reuse.unique_blocks == len({tuple(c[: j + 1]) for c in chains for j in range(len(c))})
     assert hits_under(reuse, "lru", capacity).tolist() == reuse.hits(capacity).tolist()
+
+
+def by_keys(chains: list[list[tuple]], most: list[int], capacity: int, order: str) -> list[int]:
+    """Hits where the block with the lowest key leaves, found by looking at all of them."""
+    cache: dict[tuple, dict[str, int]] = {}
+    hits = []
+    for request, (chain, cap) in enumerate(zip(chains, most, strict=True)):
+        names = [tuple(chain[: j + 1]) for j in range(len(chain))]
+        found = 0
+        while found < min(cap, len(names)) and names[found] in cache:
+            found += 1
+        hits.append(found)
+        held = names[:capacity]
+        if len(names) > capacity:
+            cache = {name: notes for name, notes in cache.items() if name in held}
+        for position, name in enumerate(held):
+            fresh = {"entered": request, "uses": 0, "back": -position}
+            notes = cache.setdefault(name, fresh)
+            notes.update(last=request, uses=notes["uses"] + 1)
+        keys = {"lru": ("last",), "fifo": ("entered",), "lfu": ("uses", "last")}[order]
+        while len(cache) > capacity:
+            free = [name for name in cache if name not in held]
+            del cache[min(free, key=lambda name: [cache[name][k] for k in (*keys, "back")])]
+    return hits
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=16),
+    capacity=st.integers(0, 9),
+)
+@pytest.mark.parametrize("order", EVICTIONS)
+def test_what_leaves_is_what_has_the_lowest_key(
+    order: str, prompts: list[list[int]], capacity: int
+) -> None:
+    trace = of_blocks(prompts)
+    chains = [[(each,) for each in ids] for ids in prompts]
+    most = [len(ids) for ids in prompts]
+
+    hits = hits_under(prefix_reuse(trace), order, capacity).tolist()
+
+    assert hits == by_keys(chains, most, capacity, order)
 
 
 def test_a_request_longer_than_the_cache_leaves_its_first_blocks() -> None:

@@ -78,7 +78,7 @@ def _runs(
 
 @dataclass(frozen=True)
 class PrefixRepetition(_OfParts):
-    """vLLM's ``prefix_repetition``: few prefixes, each in front of many different suffixes.
+    """As vLLM's benchmark of that name: few prefixes, each in front of many different suffixes.
 
     As `vllm bench serve --dataset-name prefix_repetition`; each prefix is in as many prompts, and
     the order is drawn. There the rest of requests / prefixes is dropped, here it is shared out.
