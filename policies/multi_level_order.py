@@ -85,6 +85,7 @@ class MultiLevelQueue(ChangingOrder):
 
     preempted_first = False
     preempts = True
+    times_service = True
     _jobs: dict[Request, _Job] = field(default_factory=dict, init=False, repr=False)
     _due: list[tuple[int, int, int, Request]] = field(default_factory=list, init=False, repr=False)
     _now_ns: int = field(default=0, init=False, repr=False)

@@ -131,6 +131,9 @@ class PipelineReplica(Replica):
         away = (request for ride in rides for request in ride.riders.prefilling)
         return itertools.chain(self.state.prefilling, away)
 
+    def _on_board(self) -> Iterable[Request]:
+        return self.lives  # riders of a run that is cut are not in running
+
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
         self._join_queue(request)

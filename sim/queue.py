@@ -60,10 +60,12 @@ class ChangingOrder(FirstCome):
 
     Attributes:
         preempts: It takes requests from running by itself, in `make_way`.
+        times_service: It wants to know of every step who took part, in `served`.
     """
 
     first_come = False
     preempts = False
+    times_service = False
 
     def begin(self, alone_ns: Callable[[int], int]) -> None:
         """A replica starts to work; `alone_ns` says how long a step with such a prompt alone is."""

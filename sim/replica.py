@@ -633,6 +633,10 @@ class Replica:
         self._repeated_pass(now)
         return True
 
+    def _on_board(self) -> Iterable[Request]:
+        """At least those who may have taken part in a step that is over."""
+        return self.state.running
+
     def _no_turn(self, batch: ScheduledBatch) -> bool:
         """Whether those who wait have to, whatever their order."""
         return not self._makes_way and batch.cause in (Cause.NO_SEAT, Cause.BATCH_RUNNING)
@@ -887,9 +891,9 @@ class Replica:
         if self._notes_to is not None:
             flight.note(self._notes_to, self.iterations, n)
         self.iterations += n
-        if self._changing is not None:
-            members = [r for r in self.state.running if flight.ticks and r.group is flight.group]
-            took_part = chain(members, (request for request, _ in flight.chunks))
+        if self._changing is not None and self._changing.times_service:
+            decoding = [r for r in self._on_board() if flight.ticks and r.group is flight.group]
+            took_part = chain(decoding, (request for request, _ in flight.chunks))
             self._changing.served(took_part, end - flight.start_ns)
         self.busy_ns += end - flight.start_ns
         self.prefill_tokens += flight.prefill_tokens * n
