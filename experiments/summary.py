@@ -183,7 +183,6 @@ def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, A
         "goodput": metrics.per_second(met, window_s),
         "slo_attainment": slo_attainment(requests, slo),
         "preemptions": int(requests["preemptions"].sum()),
-        "swap_outs": int(requests["swap_outs"].sum()) if "swap_outs" in requests else 0,
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
         **_of_swaps(requests),
         "cached_tokens": int(requests["cached_tokens"].sum()),

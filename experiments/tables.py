@@ -210,7 +210,6 @@ def _measures() -> list[Column]:
 
 
 _OF_SOME = (
-    Column("swap_outs", "Swap-outs", "", "lower"),
     Column("swap_outs", "Swapped", "out", "lower"),
     Column("prefix_hit_rate_tokens", "Prefix", "hits (%)", "higher", 100.0),
     Column("jain_served_tokens", "Fairness", "of tenants", "higher"),

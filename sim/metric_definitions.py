@@ -172,13 +172,6 @@ METRICS: dict[str, Metric] = {
             "Times that a running request gave up its KV memory and went back to the queue.",
         ),
         Metric(
-            "swap_outs",
-            "Swap-outs",
-            "",
-            "Preemptions whose KV was moved to host memory, to be moved back instead of computed "
-            "again.",
-        ),
-        Metric(
             "recomputed_tokens",
             "Recomputed tokens",
             "tokens",
