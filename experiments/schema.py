@@ -290,6 +290,9 @@ class Pool(Strict):
     order: Named = {"name": "fcfs"}
     """Order of the waiting queue: a name, or name and options (``phasewise list orders``)."""
     kv: KV = KV()
+    nic_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of a replica's network, each direction, for transfers with ``sharing: max-min``. Default: the
+    transfer's `bandwidth_bytes_per_s`."""
     max_model_len: Limit = None
     """Longest prompt + max_tokens that is accepted; ``none``: no limit. Default: the context length
     of the model, as engines take it."""
@@ -308,15 +311,17 @@ class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
     bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
-    """Bytes per second of one transfer; with ``sharing: none`` each has it to itself."""
+    """Bytes per second of one transfer; with ``sharing: max-min`` that of each direction of a
+    replica's NIC that has no `nic_bytes_per_s`."""
     latency_s: NotNegative = 0.0
     """Paid once per transfer."""
     start: Literal["pull"] = "pull"
     """Who reserves first: the decode side, which so holds back the prefill side when it is full."""
     overlap: Literal["none"] = "none"
     """The KV moves after the prefill has ended."""
-    sharing: Literal["none"] = "none"
-    """Contention between transfers is not modelled, and the summary says so."""
+    sharing: Literal["none", "max-min"] = "none"
+    """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
+    those under way share what their source sends and their target receives, max-min fairly."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
 

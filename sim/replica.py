@@ -53,6 +53,8 @@ class ReplicaSpec:
         gpus: GPUs that it occupies.
         host_bandwidth_bytes_per_s: Of the link to host memory, all GPUs together; None without one.
         host_overlap: Copies over it run beside a step instead of before it.
+        nic_bytes_per_s: Of its network, each direction, where transfers share links; None: that of
+            the transfer (rule 63).
         kind: Class of the replica, for one that iterates in another way; None for `Replica`.
     """
 
@@ -66,6 +68,7 @@ class ReplicaSpec:
     gpus: int = 1
     host_bandwidth_bytes_per_s: float | None = None
     host_overlap: bool = False
+    nic_bytes_per_s: float | None = None
     kind: type[Replica] | None = None
 
 
