@@ -647,6 +647,7 @@ class LiveCluster:
                 total_blocks=replica.kv.total_blocks,
                 block_tokens=replica.kv.block_tokens,
                 busy_ns=replica.busy_ns,
+                prefill_busy_ns=replica.prefill_busy_ns,
                 iterations=replica.iterations,
                 prefill_tokens=replica.prefill_tokens,
                 decode_tokens=replica.decode_tokens,

@@ -181,6 +181,7 @@ class Replica:
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []
         self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
+        self.prefill_busy_ns = 0
         self.iterations_by_rows: dict[int, int] = {}
         self._surroundings = surroundings
         self._recorder = recorder
@@ -926,6 +927,8 @@ class Replica:
             took_part = chain(decoding, (request for request, _ in flight.chunks))
             self._changing.served(took_part, end - flight.start_ns)
         self.busy_ns += end - flight.start_ns
+        if flight.prefill_tokens:
+            self.prefill_busy_ns += end - flight.start_ns
         self.prefill_tokens += flight.prefill_tokens * n
         self.decode_tokens += flight.decodes * n
         rows = flight.prefill_tokens + flight.decodes
