@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from experiments import host_link, parts, pipeline, schema, step_times
@@ -160,7 +161,10 @@ def with_step_times(experiment: Experiment, folder: Path, where: Where) -> Exper
     return experiment.model_copy(update={"pools": pools, "notes": [*experiment.notes, *notes]})
 
 
-_POOL_NAMES = {"colocated": "replica", "prefill": "prefill", "decode": "decode"}
+POOL_NAMES: Mapping[str, str] = MappingProxyType(
+    {"colocated": "replica", "prefill": "prefill", "decode": "decode"}
+)
+"""Names of pools in results, by the role in a config."""
 
 
 def load_model(name: str, folder: Path, where: str) -> specs.ModelSpec:
@@ -208,7 +212,7 @@ def _pool(
             f"{named['name']} looks into caches, of which a snapshot shows nothing; try 0, or "
             "router prefix-aware, which keeps an index of its own"
         )
-    return PoolSpec(_POOL_NAMES[role], replicas, router, snapshot_ns)
+    return PoolSpec(POOL_NAMES[role], replicas, router, snapshot_ns)
 
 
 def _admission(experiment: Experiment, where: Where) -> Admission | None:
@@ -257,6 +261,7 @@ def _transfer(experiment: Experiment) -> TransferSpec:
         latency_s=transfer.latency_s,
         recompute_last_token=transfer.recompute_last_token,
         shares_links=transfer.sharing == "max-min",
+        blocks_decode=transfer.blocks_decode,
     )
 
 

@@ -108,12 +108,16 @@ class TransferSpec:
             step emits token 1, as in vLLM with NIXL (rule 38).
         shares_links: Transfers share the NICs of their replicas max-min fairly (`sim.links`): each
             crosses the source's outgoing and the target's incoming direction (rules 39 and 63).
+        blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
+            sends for the KV of one request, after those loaded have joined, before its policy
+            decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     recompute_last_token: bool = False
     shares_links: bool = False
+    blocks_decode: bool = False
 
     def duration_ns(self, num_bytes: int) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
@@ -317,6 +321,7 @@ class LiveCluster:
         }
         self._nics: dict[Replica, tuple[Link, Link]] = {}
         self._links: SharedLinks | None = None
+        self._one_by_one = spec.transfer is not None and spec.transfer.blocks_decode
         if spec.transfer is not None and spec.transfer.shares_links:
             self._links = SharedLinks(env)
         again = spec.transfer is not None and spec.transfer.recompute_last_token
@@ -324,7 +329,9 @@ class LiveCluster:
         role = "both" if spec.decode is None else "prefill"
         self.entry = self._build(spec.entry, role, "router", withholds_first_token=again)
         self.decode = (
-            None if spec.decode is None else self._build(spec.decode, "decode", "decode_router")
+            None
+            if spec.decode is None
+            else self._build(spec.decode, "decode", "decode_router", loads_alone=self._one_by_one)
         )
         self._gate: Gate | None = None
         if spec.admission is not None:
@@ -555,6 +562,16 @@ class LiveCluster:
                 return
             pulls.popleft()
             self._send(pull, replica, found)
+            if self._one_by_one:
+                return
+
+    def loading(self, replica: Replica) -> bool:
+        """Whether KV is on its way to the replica."""
+        return any(transfer.target is replica for transfer in self.transfers.values())
+
+    def awaits(self, replica: Replica) -> bool:
+        """Whether the replica has yet to send for the KV of somebody."""
+        return bool(self._pulls[replica])
 
     def may_find_more(self, replica: Replica) -> bool:
         """Whether what runs on the replica may help the first request that waits for its KV."""
@@ -630,6 +647,7 @@ class LiveCluster:
                 total_blocks=replica.kv.total_blocks,
                 block_tokens=replica.kv.block_tokens,
                 busy_ns=replica.busy_ns,
+                prefill_busy_ns=replica.prefill_busy_ns,
                 iterations=replica.iterations,
                 prefill_tokens=replica.prefill_tokens,
                 decode_tokens=replica.decode_tokens,
