@@ -6,6 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -18,6 +19,7 @@ from sim.admission import check as check_admission
 from sim.changes import Changes, OnFailure
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
+from sim.links import Flow, Link, SharedLinks
 from sim.policy import ReplicaView, Router
 from sim.records import (
     CANCELLED,
@@ -91,7 +93,7 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class TransferSpec:
-    """How KV gets from a prefill to a decode replica: pulled, in whole blocks, without contention.
+    """How KV gets from a prefill to a decode replica: pulled, in whole blocks.
 
     Differences from the engines. vLLM with NIXL corresponds to `recompute_last_token`. It holds the
     source's blocks until the reader's notice or a timeout, and admits loaded requests in its
@@ -103,19 +105,28 @@ class TransferSpec:
     use ten times the bandwidth.
 
     Attributes:
-        bandwidth_bytes_per_s: Bytes per second, each transfer having all of it to itself.
+        bandwidth_bytes_per_s: Bytes per second that each transfer has to itself; where links are
+            shared, that of each direction of a replica's NIC which does not say its own.
         latency_s: Seconds before the first byte.
         recompute_last_token: The decode side computes the last prompt token again and its first
             step emits token 1, as in vLLM with NIXL (rule 38).
+        shares_links: Transfers share the NICs of their replicas max-min fairly (`sim.links`): each
+            crosses the source's outgoing and the target's incoming direction (rules 39 and 63).
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     recompute_last_token: bool = False
+    shares_links: bool = False
 
     def duration_ns(self, num_bytes: int) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
         return max(1, round((self.latency_s + num_bytes / self.bandwidth_bytes_per_s) * 1e9))
+
+    @property
+    def latency_ns(self) -> int:
+        """The latency alone, as shared links count it: rounded half to even (rule 65)."""
+        return round(self.latency_s * 1e9)
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,19 @@ class Cluster:
             check_admission(self.admission, self.entry.snapshot_ns)
         if (self.decode is None) != (self.transfer is None):
             raise ConfigError("a decode pool and its transfer go together: give both or neither")
+        if self.transfer is None or not self.transfer.shares_links:
+            _refuse_nics(self.entry, self.decode)
+
+
+def _refuse_nics(*pools: PoolSpec | None) -> None:
+    """Without shared links a NIC's own bandwidth would silently do nothing."""
+    for pool in filter(None, pools):
+        for replica in pool.replicas:
+            if replica.nic_bytes_per_s is not None:
+                raise ConfigError(
+                    f"pool {pool.name}: nic_bytes_per_s {replica.nic_bytes_per_s:g}: counts where "
+                    "transfers share links only; set transfer.sharing: max-min, or leave it out"
+                )
 
 
 def named_generator(seed: int, purpose: str) -> np.random.Generator:
@@ -162,7 +186,7 @@ class Transfer:
         target: Decode replica, which has reserved blocks.
         num_bytes: Whole blocks of the source, but those that the target has cached.
         start_ns: When it was sent.
-        end: The wake-up at its end.
+        end: The wake-up at its end; on shared links, its flow.
     """
 
     life: Lifetime
@@ -172,14 +196,16 @@ class Transfer:
     target: Replica
     num_bytes: int
     start_ns: int
-    end: Instant
+    end: Instant | Flow | None = None
 
     def move_end(self, delay_ns: int) -> None:
-        """Let it end `delay_ns` from now instead."""
+        """Let it end `delay_ns` from now instead; only where it has its link to itself."""
+        assert isinstance(self.end, Instant), "on shared links the links say when it ends"
         self.end = self.end.replace(delay_ns, Phase.TRANSFER_END)
 
     def call_off(self) -> None:
         """It never ends. What both sides hold for it is the caller's to give back."""
+        assert self.end is not None
         self.end.call_off()
 
 
@@ -307,6 +333,10 @@ class LiveCluster:
             "check": check,
             "seed": seed,
         }
+        self._nics: dict[Replica, tuple[Link, Link]] = {}
+        self._links: SharedLinks | None = None
+        if spec.transfer is not None and spec.transfer.shares_links:
+            self._links = SharedLinks(env)
         again = spec.transfer is not None and spec.transfer.recompute_last_token
         self._again = again
         role = "both" if spec.decode is None else "prefill"
@@ -348,6 +378,9 @@ class LiveCluster:
         )
         self.replicas.append(replica)
         self.pulls[replica] = deque()
+        if self._links is not None and self.spec.transfer is not None:
+            rate = spec.nic_bytes_per_s or self.spec.transfer.bandwidth_bytes_per_s
+            self._nics[replica] = Link(rate), Link(rate)
         return replica
 
     def add(self, pool: Pool) -> Replica:
@@ -604,9 +637,14 @@ class LiveCluster:
         block_tokens = source.kv.block_tokens
         blocks = pull.held.held_blocks - found_tokens // block_tokens
         size = blocks * block_tokens * source.spec.kv_bytes_per_token
-        end = Instant(self.env, transfer_spec.duration_ns(size), Phase.TRANSFER_END)
-        transfer = Transfer(pull.life, pull.request, source, pull.held, target, size, now, end)
-        end.callbacks.append(_Arrived(self, transfer))
+        transfer = Transfer(pull.life, pull.request, source, pull.held, target, size, now)
+        if self._links is None:
+            transfer.end = Instant(self.env, transfer_spec.duration_ns(size), Phase.TRANSFER_END)
+            transfer.end.callbacks.append(_Arrived(self, transfer))
+        else:
+            path = self._nics[source][0], self._nics[target][1]
+            arrived = partial(self.transferred, transfer)
+            transfer.end = self._links.send(path, size, transfer_spec.latency_ns, arrived)
         self.transfers[pull.request.index] = transfer
         self.note_event(pull.life, TRANSFER_STARTED, target)
 
@@ -669,6 +707,7 @@ class LiveCluster:
                 total_blocks=replica.kv.total_blocks,
                 block_tokens=replica.kv.block_tokens,
                 busy_ns=replica.busy_ns,
+                prefill_busy_ns=replica.prefill_busy_ns,
                 iterations=replica.iterations,
                 prefill_tokens=replica.prefill_tokens,
                 decode_tokens=replica.decode_tokens,

@@ -6,7 +6,8 @@ The rules, in the form of those of the prefix cache (40 to 48):
   40, is there once at most. All stand in one queue, those used least recently at the front.
 - *Write-back.* A block that loses its content (rule 41) is copied to the host, unless another block
   of the pool has that content; this is judged when the pass next looks for hits, or at its end, all
-  that was scheduled up to then being registered. It enters the queue at the back; if the host has
+  that was scheduled up to then being registered, one lost block after the other: one that is lost
+  later still has its content. It enters the queue at the back; if the host has
   its content already, that moves to the back and nothing is copied. Blocks that nobody can ask for
   any more are copied like others: an engine does not know it. While there are more blocks than
   `host_blocks` the front leaves.
@@ -91,6 +92,12 @@ class TieredPrefixCache(PrefixCache):
                 break
             blocks += more
         return blocks
+
+    def _named_blocks(self, request: Request) -> int:
+        """See `PrefixCache`. The host may have what a request generated before it was preempted."""
+        if request.preemptions:
+            return (request.prompt_tokens + request.max_tokens - 1) // self.block_tokens
+        return super()._named_blocks(request)
 
     # --- loading
 

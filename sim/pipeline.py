@@ -396,7 +396,9 @@ class PipelineReplica(Replica):
         """As of one stage, but time in which two batches are under way counts once."""
         end = flight.ends_ns[n - 1]
         super()._count(flight, n)
-        self.busy_ns -= max(0, self._busy_until_ns - flight.start_ns)
+        twice_ns = max(0, self._busy_until_ns - flight.start_ns)
+        self.busy_ns -= twice_ns
+        self.prefill_busy_ns -= twice_ns if flight.prefill_tokens else 0
         self._busy_until_ns = end
 
     def _log_stage(self, ride: _Ride, now: int) -> None:

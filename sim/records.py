@@ -224,6 +224,9 @@ class ReplicaInfo:
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
         host_bytes: KV moved over the host link, in either direction, bytes.
+        prefill_busy_ns: Of `busy_ns`, with an iteration that computes any prompt token, lost ones
+            computed again included; of a pipeline, where batches overlap, the batch that began
+            first counts.
         iterations_by_rows: How many iterations computed how many rows, prompts' and decodes', as
             (rows, iterations) in order of rows; empty where read back from files, which lack it.
         lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
@@ -245,6 +248,7 @@ class ReplicaInfo:
     step_time_usage: Mapping[str, Any] | None = None
     stage_busy_ns: tuple[int, ...] = ()
     host_bytes: int = 0
+    prefill_busy_ns: int = 0
     iterations_by_rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     lost_blocks: int | None = None
     found_tokens: int = 0

@@ -56,6 +56,8 @@ class ReplicaSpec:
         gpus: GPUs that it occupies.
         host_bandwidth_bytes_per_s: Of the link to host memory, all GPUs together; None without one.
         host_overlap: Copies over it run beside a step instead of before it.
+        nic_bytes_per_s: Of its network, each direction, where transfers share links; None: that of
+            the transfer (rule 63).
         kind: Class of the replica, for one that iterates in another way; None for `Replica`.
     """
 
@@ -69,6 +71,7 @@ class ReplicaSpec:
     gpus: int = 1
     host_bandwidth_bytes_per_s: float | None = None
     host_overlap: bool = False
+    nic_bytes_per_s: float | None = None
     kind: type[Replica] | None = None
 
 
@@ -153,6 +156,7 @@ class Replica:
         self.stage_busy_ns: list[int] = []
         self.found_tokens = self.asked_tokens = self.lost_blocks_then = 0
         self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
+        self.prefill_busy_ns = 0
         self.iterations_by_rows: dict[int, int] = {}
         self._surroundings = surroundings
         self._keeps_steps = recorder.record.steps
@@ -508,6 +512,8 @@ class Replica:
     def _log_lost(self, flight: Flight, began_ns: int, now: int) -> None:
         """A step that was lost was busy, and computed nothing (rule 81)."""
         self.busy_ns += now - began_ns
+        if flight.prefill_tokens:
+            self.prefill_busy_ns += now - began_ns
         flight.ends_ns.append(now)
         if self._keeps_steps:
             used = self.kv.total_blocks - self.kv.free_blocks
@@ -999,6 +1005,8 @@ class Replica:
             took_part = chain(decoding, (request for request, _ in flight.chunks))
             self._changing.served(took_part, end - flight.start_ns)
         self.busy_ns += end - flight.start_ns
+        if flight.prefill_tokens:
+            self.prefill_busy_ns += end - flight.start_ns
         self.prefill_tokens += flight.prefill_tokens * n
         self.decode_tokens += flight.decodes * n
         rows = flight.prefill_tokens + flight.decodes

@@ -67,7 +67,11 @@ def differs(second: Second, spec: Spec) -> list[str]:
         except Exception as error:  # whatever it is, it is a difference
             lines.append(f"{name}: {type(error).__name__}: {error}")
             continue
-        lines += [f"{name}: {x}" for x in [*differences(want, got), *_unlike(facts, ours)]]
+        lines += [f"{name}: {x}" for x in [*differences(want, got), *_unlike(facts, ours.facts)]]
+        wrong = {x: n for x, n in expected.host_bytes.items() if ours.host_bytes[x] != n}
+        lines += [
+            f"{name}: {x}: {n} host bytes, got {ours.host_bytes[x]}" for x, n in wrong.items()
+        ]
     return lines
 
 
@@ -75,7 +79,14 @@ Facts = dict[str, list[Any]]
 """Of each decision of each replica, the tokens found and the blocks that lost their content."""
 
 
-def _observed(spec: Spec, *, fast_forward: bool) -> tuple[Observed, Facts]:
+class _Ours(NamedTuple):
+    """What our run says beyond what the base reference says."""
+
+    facts: Facts
+    host_bytes: dict[str, int]
+
+
+def _observed(spec: Spec, *, fast_forward: bool) -> tuple[Observed, _Ours]:
     cluster, names = adapter.build(spec)
     record = Record(decisions=True, steps=True)
     source = adapter.feed(spec)
@@ -84,7 +95,8 @@ def _observed(spec: Spec, *, fast_forward: bool) -> tuple[Observed, Facts]:
     for x in result.decisions:
         found = {i: tokens for i, tokens in x.cached.items() if tokens}
         facts.setdefault(names[x.replica], []).append([found, x.lost_blocks])
-    return adapter.observe_result(spec, result, names), facts
+    moved = {names[i]: x.host_bytes for i, x in enumerate(result.replicas)}
+    return adapter.observe_result(spec, result, names), _Ours(facts, moved)
 
 
 def _unlike(facts: Facts, ours: Facts) -> list[str]:

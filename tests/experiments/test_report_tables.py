@@ -97,7 +97,7 @@ def test_a_column_that_some_variants_have_stands_where_it_says_something():
     assert cells(comparison, "prefix_hit_rate_tokens") == ["0", "94.0", "-"]
     assert [column.key for column in comparison.columns] == [*keys, "prefix_hit_rate_tokens"]
     runs[2].summary["overall"]["swap_outs"] = 7
-    assert cells(compare(runs), "swap_outs") == ["0", "0", "7"]
+    assert cells(compare(runs), "swap_outs") == ["-", "-", "7"]
     runs[2].summary["overall"]["imbalance_served_tokens"] = 1.5
     assert cells(compare(runs), "imbalance_served_tokens") == ["-", "1.10", "1.50"]
 

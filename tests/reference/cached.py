@@ -116,6 +116,13 @@ class CachedVllmV1(VllmV1):
         most = (tokens - 1) // self.block_tokens
         return self.cache.find(self.sim.chains.of(r, most, self.block_tokens))
 
+    def more(self, r: Request, found: int) -> list[int]:
+        """Contents that are to be had elsewhere, behind so many blocks found here."""
+        return []
+
+    def fetch(self, contents: list[int]) -> None:
+        """They come into new blocks of the pool."""
+
     def take_hits(self, r: Request, hits: list[Block]) -> None:
         for block in hits:
             self.cache.hit(block)
@@ -156,7 +163,8 @@ class CachedVllmV1(VllmV1):
         while self.waiting and budget > 0 and len(self.running) < self.max_seqs:  # rule 47
             r = self.waiting[0]
             hits = self.match(r, r.known)
-            cached = len(hits) * self.block_tokens
+            more = self.more(r, len(hits))
+            cached = (len(hits) + len(more)) * self.block_tokens
             n = self.want(r, cached, budget)
             whole = r.known if self.reserve_full_prompt else cached + n
             new = self.blocks_for(whole) - len(hits)
@@ -169,6 +177,7 @@ class CachedVllmV1(VllmV1):
             self.note_hits(r, hits, free_hits)
             self.take_hits(r, hits)  # before new ones are taken
             self.grow(r, cached + n)
+            self.fetch(more)
             r.computed = cached
             r.target = r.known  # rule 44
             self.register(r, cached + n)

@@ -121,6 +121,9 @@ class Common:
     def begin_pass(self) -> None:
         """Called before each scheduling pass."""
 
+    def end_pass(self) -> None:
+        """Called after each scheduling pass, pulls included."""
+
     def extra_ns(self) -> int:
         """Time the pass adds to its step."""
         return 0

@@ -25,6 +25,7 @@ from .policies import Orca, Sarathi, Static, VllmV0, VllmV1
 from .request import Chains, Request
 from .sglang import Sglang
 from .swapped import SwappingVllmV0
+from .tiered import TieredVllmV1
 
 
 @dataclass
@@ -39,13 +40,14 @@ class Result(refsim.Result):
     """The base reference's result and what the parts here add."""
 
     lost: dict = field(default_factory=dict)
+    host_bytes: dict = field(default_factory=dict)  # moved between each tiered replica and its host
     corners: Counter = field(default_factory=Counter)  # how often each corner case occurred
 
 
 def policy_class(cfg: dict):
     name = cfg["policy"]
     if name == "vllm-v1" and cfg.get("prefix_cache", False):
-        return CachedVllmV1
+        return TieredVllmV1 if cfg.get("host_cache_blocks") else CachedVllmV1
     if name == "vllm-v0" and cfg.get("preemption", "recompute") == "swap":
         return SwappingVllmV0
     return {
@@ -261,8 +263,10 @@ class Simulation:
             pieces = x.schedule(self.now)
             if pieces or not x.preempted_now:
                 break
+            x.end_pass()
             self.log(x, self.now, pieces)
         self.start_pulls(x)
+        x.end_pass()
         if pieces:
             x.pieces = pieces
             x.step_end = self.now + x.step_ns(pieces) + x.extra_ns()
@@ -317,6 +321,10 @@ class Simulation:
                 self.result.lost[x.name] = x.cache.lost
             elif hasattr(x, "tree"):
                 self.result.lost[x.name] = x.lost
+            if isinstance(x, TieredVllmV1):
+                self.result.host_bytes[x.name] = (
+                    x.moved_in_all * x.block_tokens * x.cfg["kv_bytes_per_token"]
+                )
         return self.result
 
 

@@ -304,7 +304,33 @@ def sessions(rng: random.Random) -> dict:
     return spec
 
 
+def tiered(rng: random.Random) -> dict:
+    """Host memory, small or large, behind each cache; a block moves in some nanoseconds."""
+    spec = rng.choice([cached, cached, disaggregated_cached, sessions])(rng)
+    pools = spec.get("disaggregated")
+    sides = [spec] if pools is None else [pools]
+    for side, name in [(s, n) for s in sides for n in ("replicas", "prefill", "decode") if n in s]:
+        side[name] = [hosted(rng, cfg, pools) for cfg in side[name]]
+    return spec
+
+
+def hosted(rng: random.Random, cfg: dict, pools: dict | None) -> dict:
+    """The replica, with host memory if it has a cache of blocks."""
+    if cfg["policy"] != "vllm-v1" or not cfg.get("prefix_cache"):
+        return cfg
+    total = cfg["total_blocks"]
+    size = rng.choice([1, 2, 3])
+    return dict(
+        cfg,
+        host_cache_blocks=rng.choice([1, 2, 3, max(1, total // 2), total, 4 * total]),
+        kv_bytes_per_token=size if pools is None else pools["transfer"]["kv_bytes_per_token"],
+        host_bandwidth=rng.choice([0.7, 1, 2, 3, 16]) * 1e9,
+        host_overlap=rng.random() < 0.5,
+    )
+
+
 KINDS = {
+    "tiered": tiered,
     "cached": cached,
     "disaggregated-cached": disaggregated_cached,
     "swap": swap,
