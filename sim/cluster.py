@@ -112,12 +112,16 @@ class TransferSpec:
             step emits token 1, as in vLLM with NIXL (rule 38).
         shares_links: Transfers share the NICs of their replicas max-min fairly (`sim.links`): each
             crosses the source's outgoing and the target's incoming direction (rules 39 and 63).
+        blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
+            sends for the KV of one request, after those loaded have joined, before its policy
+            decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     recompute_last_token: bool = False
     shares_links: bool = False
+    blocks_decode: bool = False
 
     def duration_ns(self, num_bytes: int) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
@@ -324,6 +328,7 @@ class LiveCluster:
         self.pulls: dict[Replica, deque[Pull]] = {}
         self.hand_overs: list[Pull] = []
         self._handing_over = False
+        self._of_role: dict[str, dict[str, bool]] = {}
         self.changes = Changes(self)
         self._seed = seed
         self.transfers: dict[int, Transfer] = {}
@@ -335,6 +340,7 @@ class LiveCluster:
         }
         self._nics: dict[Replica, tuple[Link, Link]] = {}
         self._links: SharedLinks | None = None
+        self._one_by_one = spec.transfer is not None and spec.transfer.blocks_decode
         if spec.transfer is not None and spec.transfer.shares_links:
             self._links = SharedLinks(env)
         again = spec.transfer is not None and spec.transfer.recompute_last_token
@@ -342,7 +348,9 @@ class LiveCluster:
         role = "both" if spec.decode is None else "prefill"
         self.entry = self._build(spec.entry, role, "router", withholds_first_token=again)
         self.decode = (
-            None if spec.decode is None else self._build(spec.decode, "decode", "decode_router")
+            None
+            if spec.decode is None
+            else self._build(spec.decode, "decode", "decode_router", loads_alone=self._one_by_one)
         )
         self._gate: Gate | None = None
         if spec.admission is not None:
@@ -352,8 +360,9 @@ class LiveCluster:
             self.predictor.start(named_generator(seed, "predictor"))
 
     def _build(self, pool: PoolSpec, role: str, purpose: str, **more: bool) -> Pool:
+        self._of_role[role] = more
         replicas = [
-            self._replica(replica_spec, role, index, **more)
+            self._replica(replica_spec, role, index)
             for index, replica_spec in enumerate(pool.replicas)
         ]
         snapshots = None
@@ -362,7 +371,7 @@ class LiveCluster:
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
-    def _replica(self, spec: ReplicaSpec, role: str, index: int, **more: bool) -> Replica:
+    def _replica(self, spec: ReplicaSpec, role: str, index: int) -> Replica:
         """One more replica; within a phase, the prefill pool goes before the decode pool."""
         replica = (spec.kind or Replica)(
             self.env,
@@ -374,7 +383,7 @@ class LiveCluster:
             role=role,
             rank=index + (_DECODE_RANK if role == "decode" else 0),
             **self._switches,
-            **more,
+            **self._of_role[role],
         )
         self.replicas.append(replica)
         self.pulls[replica] = deque()
@@ -386,8 +395,7 @@ class LiveCluster:
     def add(self, pool: Pool) -> Replica:
         """One more replica, of the kind of the pool's first, joins the pool (rule 82)."""
         first = pool.replicas[0]
-        more = {"withholds_first_token": self._again} if pool is self.entry else {}
-        replica = self._replica(first.spec, first.role, len(pool.replicas), **more)
+        replica = self._replica(first.spec, first.role, len(pool.replicas))
         pool.replicas.append(replica)
         if pool.snapshots is not None:
             pool.snapshots.add(replica)
@@ -622,6 +630,16 @@ class LiveCluster:
                 return
             pulls.popleft()
             self._send(pull, replica, found)
+            if self._one_by_one:
+                return
+
+    def loading(self, replica: Replica) -> bool:
+        """Whether KV is on its way to the replica."""
+        return any(transfer.target is replica for transfer in self.transfers.values())
+
+    def awaits(self, replica: Replica) -> bool:
+        """Whether the replica has yet to send for the KV of somebody."""
+        return bool(self.pulls[replica])
 
     def may_find_more(self, replica: Replica) -> bool:
         """Whether what runs on the replica may help the first request that waits for its KV."""

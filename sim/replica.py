@@ -82,6 +82,14 @@ class Surroundings(Protocol):
         """Start the transfers for which the replica has room now (decode role)."""
         ...
 
+    def loading(self, replica: Replica) -> bool:
+        """Whether KV is on its way to the replica."""
+        ...
+
+    def awaits(self, replica: Replica) -> bool:
+        """Whether the replica has yet to send for the KV of somebody."""
+        ...
+
     def may_find_more(self, replica: Replica) -> bool:
         """Whether what runs on the replica may help a transfer for which there was no room."""
         ...
@@ -141,6 +149,7 @@ class Replica:
         role: str,
         rank: int | None = None,
         withholds_first_token: bool = False,
+        loads_alone: bool = False,
         fast_forward: bool = True,
         check: bool = False,
         seed: int = 0,
@@ -166,6 +175,7 @@ class Replica:
         self._check = check
         self._late = self.policy.deliver_at_batch_end
         self._withholds = withholds_first_token
+        self._loads_alone = loads_alone
         self._finish_seq = 0
         self.condition = UP
         rank = place if rank is None else rank
@@ -556,12 +566,14 @@ class Replica:
         if self._cache is not None:
             self._newly_lost()
         now = state.now_ns = now_ns(self.env)
+        if self._loads_alone and self._loads_first(state, now):
+            return False
         batch = self._decide(state, now)
         runs = batch.all_decodes or bool(batch.tokens)
         if state.admitted:
             self._admitted(now)
         flight = self._board(batch, now) if runs else None
-        if self.role == "decode" and not (state.waiting or state.swapped):
+        if self.role == "decode" and not (self._loads_alone or state.waiting or state.swapped):
             self._surroundings.pull(self)
         if state.wake_at_ns is not None:
             self._set_timer(state.wake_at_ns)
@@ -575,6 +587,18 @@ class Replica:
         elif self._tier is not None and self.host_link is not None:
             self.host_link.end_pass()
         return flight is not None
+
+    def _loads_first(self, state: ReplicaState, now: int) -> bool:
+        """Where transfers block decoding: whether one is under way, or starts now (rule 92)."""
+        if self._surroundings.loading(self):
+            return True
+        if state.loaded and self.policy.joins_loaded:
+            state.admitted, state.found = [], {}
+            state.join_loaded(self.policy.seats)
+            self._admitted(now)
+        if not (state.waiting or state.swapped):
+            self._surroundings.pull(self)
+        return self._surroundings.loading(self)
 
     def _move_tier(self) -> None:
         """What the pass loaded from the host or made the cache write there moves over the link."""
@@ -683,6 +707,9 @@ class Replica:
         if n == 1 or self.state.preempted:
             return 1
         if self.role == "decode" and self._cache and self._surroundings.may_find_more(self):
+            return 1
+        # Whoever waited was in the way of a transfer that the next pass may start first.
+        if self._loads_alone and self.state.admitted and self._surroundings.awaits(self):
             return 1
         if n > self._longest_run:
             n = self._longest_run
