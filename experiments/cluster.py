@@ -261,6 +261,7 @@ def _transfer(experiment: Experiment) -> TransferSpec:
         latency_s=transfer.latency_s,
         recompute_last_token=transfer.recompute_last_token,
         shares_links=transfer.sharing == "max-min",
+        blocks_decode=transfer.blocks_decode,
     )
 
 

@@ -322,6 +322,9 @@ class Transfer(Strict):
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly."""
+    blocks_decode: bool = False
+    """A decode replica starts no step while KV is on its way to it, one request's at a time
+    (DistServe)."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
 
