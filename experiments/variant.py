@@ -307,7 +307,7 @@ def _reuse(trace: Trace, result: SimulationResult) -> dict[str, Any] | None:
     if len(trace) > MOST_REQUESTS:
         return None
     arrived = result.requests["index"][np.argsort(result.requests["arrival_ns"], kind="stable")]
-    return reuse_of(trace.take(arrived))
+    return reuse_of(trace.take(arrived.astype(np.intp)))
 
 
 def _gaps(result: SimulationResult, groups: Ints, names: Sequence[str]) -> dict[str, Gaps]:
