@@ -5,8 +5,11 @@ from __future__ import annotations
 from experiments import cluster
 from experiments.answer import check_names
 from experiments.config import Plan
+from experiments.explain import in_file
 from experiments.expression import GROUPS
-from experiments.workload import build_workload
+from experiments.schema import Experiment
+from experiments.workload import Workload, build_workload
+from sim.errors import ConfigError
 from sim.slo import distinct_names
 
 
@@ -24,7 +27,19 @@ def check_answer(plan: Plan) -> None:
         if all(each.variant != experiment.label for each in references):
             continue
         limit = cluster.build(experiment, plan.folder).max_model_len
-        trace = build_workload(experiment, plan.folder, limit).trace
+        trace = planned_workload(plan, experiment, limit).trace
         for group, column in zip(GROUPS, (trace.request_class, trace.tenant), strict=True):
             names[experiment.label, group] = distinct_names(column, len(trace))
     check_names(references, names, f"{plan.source}: answer")
+
+
+def planned_workload(plan: Plan, experiment: Experiment, max_model_len: int | None) -> Workload:
+    """The workload of a variant, for a check before any run.
+
+    Raises:
+        PhasewiseError: As `build_workload`, with the config's file in front of its keys.
+    """
+    try:
+        return build_workload(experiment, plan.folder, max_model_len)
+    except ConfigError as error:
+        raise ConfigError(in_file(plan.source, error)) from None
