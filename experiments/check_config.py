@@ -11,6 +11,7 @@ from pathlib import Path
 from experiments import cluster
 from experiments.check_workload import check_workload
 from experiments.cluster import Where
+from experiments.cost import rates_of
 from experiments.parts import NEED_PREDICTOR
 from experiments.schema import Experiment
 from sim.errors import ConfigError
@@ -28,6 +29,7 @@ def check(experiment: Experiment, where: Where, folder: Path) -> None:
     cluster.build(experiment, folder, where)
     _check_transfers(experiment, where)
     _check_predictor(experiment, where)
+    rates_of(experiment, where)
 
 
 def _check_transfers(experiment: Experiment, where: Where) -> None:

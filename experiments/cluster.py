@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from experiments import host_link, parts, pipeline, schema, step_times
@@ -69,6 +70,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     Raises:
         ConfigError: Sizes that do not fit: no room for KV, a policy's limits, heads by GPUs.
     """
+    check_nics(experiment, where)
     model = load_model(experiment.model, folder, where("model"))
     said: dict[str, list[str]] = {}
     built: dict[str, PoolSpec] = {}
@@ -85,10 +87,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         notes.append(f"model: {experiment.model}: {model.note}.")
     transfer = experiment.pools.transfer
     if transfer is not None:
-        notes.append(
-            f"KV transfers of {transfer.bandwidth_bytes_per_s / 1e9:g} GB/s each do not contend "
-            "for links: contention is not modelled."
-        )
+        notes.append(_sharing_note(experiment))
     predictor = None
     if experiment.predictor is not None:
         predictor = parts.predictor(experiment.predictor, where("predictor"), folder)
@@ -162,7 +161,10 @@ def with_step_times(experiment: Experiment, folder: Path, where: Where) -> Exper
     return experiment.model_copy(update={"pools": pools, "notes": [*experiment.notes, *notes]})
 
 
-_POOL_NAMES = {"colocated": "replica", "prefill": "prefill", "decode": "decode"}
+POOL_NAMES: Mapping[str, str] = MappingProxyType(
+    {"colocated": "replica", "prefill": "prefill", "decode": "decode"}
+)
+"""Names of pools in results, by the role in a config."""
 
 
 def load_model(name: str, folder: Path, where: str) -> specs.ModelSpec:
@@ -210,7 +212,7 @@ def _pool(
             f"{named['name']} looks into caches, of which a snapshot shows nothing; try 0, or "
             "router prefix-aware, which keeps an index of its own"
         )
-    return PoolSpec(_POOL_NAMES[role], replicas, router, snapshot_ns)
+    return PoolSpec(POOL_NAMES[role], replicas, router, snapshot_ns)
 
 
 def _admission(experiment: Experiment, where: Where) -> Admission | None:
@@ -258,7 +260,42 @@ def _transfer(experiment: Experiment) -> TransferSpec:
         bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
         latency_s=transfer.latency_s,
         recompute_last_token=transfer.recompute_last_token,
+        shares_links=transfer.sharing == "max-min",
+        blocks_decode=transfer.blocks_decode,
     )
+
+
+def _sharing_note(experiment: Experiment) -> str:
+    """Whether transfers contend, and for what."""
+    transfer = experiment.pools.transfer
+    assert transfer is not None
+    if transfer.sharing == "none":
+        return (
+            f"KV transfers of {transfer.bandwidth_bytes_per_s / 1e9:g} GB/s each do not contend "
+            "for links: contention is not modelled."
+        )
+    rates = ", ".join(
+        f"{(pool.nic_bytes_per_s or transfer.bandwidth_bytes_per_s) / 1e9:g} GB/s ({role})"
+        for role, pool in pools_of(experiment).items()
+    )
+    return (
+        f"KV transfers share the NICs of their replicas max-min fairly: {rates}, each direction; "
+        "other traffic and switches are not modelled."
+    )
+
+
+def check_nics(experiment: Experiment, where: Where) -> None:
+    """A NIC's own bandwidth counts only where transfers share links."""
+    transfer = experiment.pools.transfer
+    if transfer is not None and transfer.sharing == "max-min":
+        return
+    for role, pool in pools_of(experiment).items():
+        if pool.nic_bytes_per_s is not None:
+            advice = "leave it out" if transfer is None else "set sharing: max-min in transfer"
+            raise ConfigError(
+                f"{where('pools', role, 'nic_bytes_per_s')}: {pool.nic_bytes_per_s:g}: counts "
+                f"where transfers share links only; {advice}"
+            )
 
 
 def _replica(
@@ -299,6 +336,7 @@ def _replica(
         disk_write_bytes_per_s=(
             pool.kv.disk_write_bandwidth_bytes_per_s if policy.uses_disk else None
         ),
+        nic_bytes_per_s=pool.nic_bytes_per_s,
         kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [

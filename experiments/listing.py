@@ -102,6 +102,21 @@ def _devices() -> list[Entry]:
     ]
 
 
+def _prices() -> list[Entry]:
+    from sim import prices
+
+    sheets = [prices.load_prices(name) for name in prices.price_sheet_names()]
+    return [
+        Entry(
+            sheet.name,
+            f"{sheet.title}, US dollars per GPU and hour",
+            {device: price.usd_per_gpu_hour for device, price in sheet.prices.items()},
+            {device: f"{each.source} ({each.as_of})" for device, each in sheet.prices.items()},
+        )
+        for sheet in sheets
+    ]
+
+
 def _models() -> list[Entry]:
     from sim import specs
 
@@ -173,6 +188,7 @@ KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(
         "orders": _orders,
         "predictors": _predictors,
         "devices": _devices,
+        "prices": _prices,
         "models": _models,
         "presets": _presets,
         "engines": _engines,

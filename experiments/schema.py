@@ -297,6 +297,9 @@ class Pool(Strict):
     order: Named = {"name": "fcfs"}
     """Order of the waiting queue: a name, or name and options (``phasewise list orders``)."""
     kv: KV = KV()
+    nic_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of a replica's network, each direction, for transfers with ``sharing: max-min``. Default: the
+    transfer's `bandwidth_bytes_per_s`."""
     max_model_len: Limit = None
     """Longest prompt + max_tokens that is accepted; ``none``: no limit. Default: the context length
     of the model, as engines take it."""
@@ -315,15 +318,20 @@ class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
     bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
-    """Bytes per second of one transfer; with ``sharing: none`` each has it to itself."""
+    """Bytes per second of one transfer; with ``sharing: max-min`` that of each direction of a
+    replica's NIC that has no `nic_bytes_per_s`."""
     latency_s: NotNegative = 0.0
     """Paid once per transfer."""
     start: Literal["pull"] = "pull"
     """Who reserves first: the decode side, which so holds back the prefill side when it is full."""
     overlap: Literal["none"] = "none"
     """The KV moves after the prefill has ended."""
-    sharing: Literal["none"] = "none"
-    """Contention between transfers is not modelled, and the summary says so."""
+    sharing: Literal["none", "max-min"] = "none"
+    """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
+    those under way share what their source sends and their target receives, max-min fairly."""
+    blocks_decode: bool = False
+    """A decode replica starts no step while KV is on its way to it, one request's at a time
+    (DistServe)."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
 
@@ -401,6 +409,34 @@ class SLO(Targets):
     """Request class (a trace column) to targets that replace the general ones, key by key."""
 
 
+class PowerLevels(Strict):
+    """What one GPU draws by what its replica does (`sim.cost.Power`)."""
+
+    idle_w: NotNegative
+    """Watts with the model loaded and no step in flight."""
+    prefill_w: Positive
+    """Watts in a step that computes any prompt token."""
+    decode_w: Positive
+    """Watts in a step of decodes alone."""
+
+
+class Cost(Strict):
+    """What the run costs and draws. Money is asked for by a price sheet or prices, energy by power;
+    then every device of the pools has to have them."""
+
+    sheet: str | None = None
+    """Prices of a provider (``phasewise list prices``)."""
+    price_per_gpu_hour: dict[str, NotNegative] = {}
+    """Device to US dollars for one GPU and hour, such as {h100-sxm: 2.5}; before the sheet's."""
+    input_price_per_million: NotNegative | None = None
+    """US dollars that clients pay for a million prompt tokens, for revenue and margin."""
+    output_price_per_million: NotNegative | None = None
+    """The same for a million output tokens."""
+    power: dict[str, PowerLevels] = {}
+    """Device to its power, such as {h200: {idle_w: 120, prefill_w: 600, decode_w: 300}}: measure it
+    with your model, as nobody has published these for many."""
+
+
 class Recording(Strict):
     """What a run leaves behind besides one row per request."""
 
@@ -433,6 +469,8 @@ class Common(Strict):
     decode_router: Named | None = None
     """Which decode replica a prefilled request goes to. Default: as `router`."""
     slo: SLO = SLO()
+    cost: Cost | None = None
+    """Money and energy, such as {sheet: runpod}. Default: neither is computed."""
     seed: Seed = 0
     """Every random draw derives from it, by the name of what is drawn."""
     warm_up_s: NotNegative = 0.0

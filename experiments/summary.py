@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from experiments.verdict import judge
 from sim import cache_metrics, fairness, metrics
+from sim.cost import Rates, cost_of_run
 from sim.metric_definitions import METRICS
 from sim.metrics import NS_PER_S, Gaps, ReplicaFacts, Requests
 from sim.model_work import ModelWork, mbu, mfu
@@ -52,6 +53,7 @@ def summarize(
     work: ModelWork | None = None,
     tenant_itl: Mapping[str, Gaps] | None = None,
     reuse: Mapping[str, Any] | None = None,
+    rates: Rates | None = None,
 ) -> dict[str, Any]:
     """Sum up a run as values that JSON can hold; None stands for what is undefined.
 
@@ -71,11 +73,12 @@ def summarize(
         work: FLOPs and bytes of the model; None where they are not known.
         tenant_itl: As `itl`, of each tenant.
         reuse: Of the workload (see `experiments.reuse`); None where it is not known.
+        rates: Prices and power of the pools; None where neither money nor energy is asked for.
 
     Returns:
         Keys in a fixed order: counts, window, hardware, verdict, targets, the metrics over all
         measured requests (``overall``), per class (``classes``) and per tenant (``tenants``, at
-        most `MOST_TENANTS`); each empty where there is only one.
+        most `MOST_TENANTS`); each empty where there is only one. With `rates`, ``pools``.
     """
     slo, windows = slo or SLO(), windows or Windows()
     mask = windows.mask(requests["arrival_ns"])
@@ -95,6 +98,8 @@ def summarize(
         **_of_the_peak(requests, replicas, work, run_end_ns),
         **({} if reuse is None else {"reuse_distance": reuse["distance_tokens"]}),
     }
+    span_ns = metrics.run_span_ns(requests, run_end_ns)
+    costs, of_pools = ({}, {}) if rates is None else cost_of_run(requests, replicas, rates, span_ns)
     summary = {
         "requests": _counts(requests),
         "measured_requests": _counts(measured),
@@ -105,13 +110,25 @@ def summarize(
         "replicas": _replicas(requests, replicas, run_end_ns),
         "verdict": {"name": verdict.name, "reason": verdict.reason},
         "slo": _targets(slo),
-        "overall": _in_order(overall),
+        "overall": _in_order(overall | costs),
         "classes": _parts(measured, request_classes(measured), itl, slo, run, of_class=True),
         "tenants": _parts(measured, request_tenants(measured), tenant_itl or {}, slo, run),
+        **({} if rates is None else {"pools": _pools(of_pools, rates)}),
         **({} if reuse is None else {"reuse": _curve_of(reuse)}),
     }
     jsonable: dict[str, Any] = _jsonable(summary)
     return jsonable
+
+
+def _pools(costs: Mapping[str, Mapping[str, float]], rates: Rates) -> dict[str, Any]:
+    """Of each pool what it costs and draws, after the rates that this follows from."""
+    return {
+        name: {"device": of.device}
+        | ({} if of.usd_per_gpu_hour is None else {"usd_per_gpu_hour": of.usd_per_gpu_hour})
+        | ({} if of.power is None else {"power": asdict(of.power)})
+        | _in_order(costs[name])
+        for name, of in rates.pools.items()
+    }
 
 
 def _curve_of(reuse: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,6 +215,10 @@ _OF_SOME = (
     Column("tier_hit_rate_tokens", "Of them from", "host, disk (% of all)", "higher", 100.0),
     Column("jain_served_tokens", "Fairness", "of tenants", "higher"),
     Column("imbalance_served_tokens", "Imbalance", "max/mean", "lower"),
+    Column("cost_usd", "Cost", "($)", "lower"),
+    Column("cost_per_million_output_tokens_usd", "1M output", "($)", "lower"),
+    Column("margin_usd", "Margin", "($)", "higher"),
+    Column("energy_per_output_token_J", "Energy", "J/out tok", "lower"),
 )
 """Columns that stand only where a variant has a value that says something."""
 _EVEN = MappingProxyType({"swap_outs": 0, "imbalance_served_tokens": 1.2})
@@ -231,7 +235,7 @@ def _said_of_some(bundles: Sequence[RunHead], request_class: str | None) -> list
 
 
 def _says(column: Column, value: float | None) -> bool:
-    return value is not None and value > _EVEN.get(column.key, -1)
+    return value is not None and value > _EVEN.get(column.key, -math.inf)
 
 
 def _if_there(

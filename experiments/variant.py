@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments import cluster, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
+from experiments.cost import rates_of, sources_of
 from experiments.requests import depends_on_ends, trace_paths
 from experiments.reuse import reuse_of
 from experiments.schema import Experiment
@@ -146,6 +147,7 @@ def run_variant(
     simulated = time.perf_counter()
     notes = [*experiment.notes, *workload.notes, *built.notes, *beyond_tables(result.replicas)]
     notes += pipeline.bubbles(result)
+    notes += sources_of(experiment)
     bundle = _bundle(experiment, folder, workload, built, result, windows)
     notes += _of_sessions(workload, bundle.summary)
     bundle.notes = notes
@@ -283,6 +285,7 @@ def _bundle(
         slo=_slo(experiment),
         windows=windows,
         work=cluster.work(experiment, folder),
+        rates=rates_of(experiment),
     )
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),

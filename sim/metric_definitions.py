@@ -1,7 +1,7 @@
 """The dictionary of metrics: name, unit and exact words of every quantity that we report.
 
 The functions are in `metrics.py` (latencies, rates, use of replicas), `cache_metrics.py` (prefix
-caches), `fairness.py` (tenants, replicas) and `model_work.py` (FLOPs and bytes).
+caches), `fairness.py` (tenants, replicas), `model_work.py` (FLOPs and bytes) and `cost.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Metric:
         spread: It has a distribution (`STATISTICS`), and not one number.
         of_requests: Defined over any set of requests, so also per class and per tenant; else over
             the whole run.
+        of_pools: It also has a value for each pool, its part of the whole.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Metric:
     better: Literal["lower", "higher", "neither"] = "lower"
     spread: bool = False
     of_requests: bool = True
+    of_pools: bool = False
 
     @property
     def name_in_files(self) -> str:
@@ -410,6 +412,102 @@ METRICS: dict[str, Metric] = {
             "and last end).",
             "higher",
             of_requests=False,
+        ),
+        Metric(
+            "gpu_hours",
+            "GPU-hours",
+            "hours",
+            "GPUs of all replicas x time between first arrival and last end. Absent without a "
+            "config's cost, as all that follows.",
+            of_requests=False,
+            of_pools=True,
+        ),
+        Metric(
+            "cost",
+            "Cost",
+            "usd",
+            "GPU-hours x price, summed over the pools. Absent without prices.",
+            of_requests=False,
+            of_pools=True,
+        ),
+        Metric(
+            "busy_cost",
+            "Busy cost",
+            "usd",
+            "The same of the time with a step in flight only: cost weighted with utilisation. The "
+            "rest of the cost is for GPUs that wait. Absent without prices.",
+            "neither",
+            of_requests=False,
+            of_pools=True,
+        ),
+        Metric(
+            "cost_per_request",
+            "Cost per request",
+            "usd",
+            "Cost / finished requests. Absent without prices.",
+            of_requests=False,
+            of_pools=True,
+        ),
+        Metric(
+            "cost_per_million_input_tokens",
+            "Cost per 1M input tokens",
+            "usd",
+            "The whole cost / prompt tokens of requests that emitted a token, found cached or not, "
+            "x 10^6. Absent without prices.",
+            of_requests=False,
+            of_pools=True,
+        ),
+        Metric(
+            "cost_per_million_output_tokens",
+            "Cost per 1M output tokens",
+            "usd",
+            "The whole cost / tokens emitted x 10^6. Absent without prices.",
+            of_requests=False,
+            of_pools=True,
+        ),
+        Metric(
+            "cost_per_million_tokens",
+            "Cost per 1M tokens",
+            "usd",
+            "The whole cost / (these prompt tokens + tokens emitted) x 10^6. Absent without "
+            "prices.",
+            of_requests=False,
+            of_pools=True,
+        ),
+        Metric(
+            "revenue",
+            "Revenue",
+            "usd",
+            "These prompt tokens x their price + tokens emitted x theirs. Absent without prices of "
+            "tokens.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "margin",
+            "Margin",
+            "usd",
+            "Revenue - cost. Absent without prices of tokens.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "energy",
+            "Energy",
+            "kWh",
+            "Of all GPUs between first arrival and last end: power while idle, in steps with any "
+            "prompt token, and in steps of decodes alone, x the time of each. Absent without power "
+            "levels.",
+            of_requests=False,
+            of_pools=True,
+        ),
+        Metric(
+            "energy_per_output_token",
+            "Energy per output token",
+            "J",
+            "Energy / tokens emitted. Absent without power levels.",
+            of_requests=False,
+            of_pools=True,
         ),
     )
 }

@@ -227,6 +227,10 @@ class ReplicaFacts(Protocol):
         """Time with a step in flight, ns."""
 
     @property
+    def prefill_busy_ns(self) -> int:
+        """Of it, with a step that computes any prompt token, ns."""
+
+    @property
     def iterations(self) -> int:
         """Forward passes that it ran."""
 

@@ -93,12 +93,12 @@ class DeviceSpec:
 
 def model_names() -> list[str]:
     """Names of the models that have a sheet, sorted."""
-    return _sheet_names("models")
+    return sheet_names("models")
 
 
 def device_names() -> list[str]:
     """Names of the devices that have a sheet, sorted."""
-    return _sheet_names("devices")
+    return sheet_names("devices")
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
@@ -356,12 +356,14 @@ def _sheets(kind: str) -> Traversable:
     return files("sim").joinpath("specs", kind)
 
 
-def _sheet_names(kind: str) -> list[str]:
+def sheet_names(kind: str) -> list[str]:
+    """Names of the sheets of a kind (a folder of `specs`), sorted."""
     names = (entry.name for entry in _sheets(kind).iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
-def _read_sheet(kind: str, name: str) -> dict[str, Any]:
+def read_sheet(kind: str, name: str) -> dict[str, Any]:
+    """A sheet as it stands in its file."""
     # Imported here: a run that names no model or device must not pay for a YAML parser.
     import yaml
 
@@ -372,8 +374,8 @@ def _read_sheet(kind: str, name: str) -> dict[str, Any]:
 
 def _sheet_fields(cls: type, kind: str, name: str) -> dict[str, Any]:
     wanted = name.strip().lower().replace("_", "-").rsplit("/", 1)[-1]
-    names = _sheet_names(kind)
-    sheet = _read_sheet(kind, wanted) if wanted in names else _by_alias(kind, names, wanted)
+    names = sheet_names(kind)
+    sheet = read_sheet(kind, wanted) if wanted in names else _by_alias(kind, names, wanted)
     if sheet is None:
         what = kind.removesuffix("s")
         hint = " (or the path of a config.json)" if kind == "models" else ""
@@ -384,7 +386,7 @@ def _sheet_fields(cls: type, kind: str, name: str) -> dict[str, Any]:
 
 def _by_alias(kind: str, names: list[str], wanted: str) -> dict[str, Any] | None:
     for name in names:
-        sheet = _read_sheet(kind, name)
+        sheet = read_sheet(kind, name)
         if wanted in sheet.get("aliases", ()):
             return sheet
     return None

@@ -2,8 +2,9 @@
 
 Beyond that format: any of our routers by name, ``order`` of a replica and ``predictor`` of the
 workload by name, ``priority``, ``deadline_ns``, ``cancel_at_ns`` and ``cancel_after_s`` of a
-request, ``host_bandwidth`` and ``kv_bytes_per_token`` of a replica, ``recompute_last_token`` of the
-transfer, and ``stages`` of a replica: a step time for each, with the ``link`` between them.
+request, ``host_bandwidth``, ``kv_bytes_per_token`` and ``nic_bytes_per_s`` of a replica,
+``recompute_last_token``, ``sharing`` and ``blocks_decode`` of the transfer, and ``stages`` of a
+replica: a step time for each, with the ``link`` between them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ NOT_OPTIONS = (
     *("policy", "total_blocks", "block_tokens", "max_model_len", "step_time", "order"),
     *("stages", "link", "host_bandwidth", "host_overlap", "kv_bytes_per_token"),
     *("disk_read", "disk_write"),
+    "nic_bytes_per_s",
 )
 """Keys of a replica that are not options of its policy."""
 
@@ -106,7 +108,14 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
     # KV that is swapped out there may have another size than on the wire.
     decode = _pool("decode", layout["decode"], layout.get("decode_router", default), 0)
     again = wire.get("recompute_last_token", False)
-    transfer = TransferSpec(wire["bandwidth_bytes_per_s"], wire.get("latency_s", 0.0), again)
+    shares = wire.get("sharing", "none") == "max-min"
+    transfer = TransferSpec(
+        wire["bandwidth_bytes_per_s"],
+        wire.get("latency_s", 0.0),
+        again,
+        shares_links=shares,
+        blocks_decode=wire.get("blocks_decode", False),
+    )
     return Cluster(entry, decode, transfer, predictor), _names(entry) + _names(decode)
 
 
@@ -143,6 +152,7 @@ def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
         host_overlap=config.get("host_overlap", False),
         disk_read_bytes_per_s=config.get("disk_read"),
         disk_write_bytes_per_s=config.get("disk_write"),
+        nic_bytes_per_s=config.get("nic_bytes_per_s"),
         order=ORDERS[order](),
         **_staged(config),
     )

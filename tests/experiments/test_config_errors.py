@@ -269,8 +269,18 @@ MISUSES = [
     ),
     (
         BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, "
-        "transfer: {bandwidth_bytes_per_s: 1e9, sharing: max-min}}",
-        "c.yaml: pools.transfer.sharing: max-min: expected none: nothing else is modelled",
+        "transfer: {bandwidth_bytes_per_s: 1e9, sharing: fair}}",
+        "c.yaml: pools.transfer.sharing: fair: expected one of none, max-min",
+    ),
+    (
+        BASE + "nic_bytes_per_s: 1e9",
+        "c.yaml: nic_bytes_per_s: 1e+09: counts where transfers share links only; leave it out",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1, nic_bytes_per_s: 1e9}, "
+        "transfer: {bandwidth_bytes_per_s: 1e9}}",
+        "c.yaml: pools.decode.nic_bytes_per_s: 1e+09: counts where transfers share links only; "
+        "set sharing: max-min in transfer",
     ),
     (
         BASE + "pools: {mixed: {replicas: 1}, prefill: {replicas: 1}, decode: {replicas: 1}, "

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.summary import summarize
+from sim.cost import PoolRates, Power, Rates, TokenPrices
 from sim.metric_definitions import METRICS
 from sim.records import FINISHED, REJECTED, UNFINISHED
 from sim.slo import SLO, Windows
@@ -18,6 +19,7 @@ class Replica:
     block_tokens, busy_ns, iterations, lost_blocks = 16, 5 * S, 50, 3
     host_bytes = disk_read_bytes = disk_written_bytes = 0
     found_tokens = asked_tokens = host_found_tokens = disk_found_tokens = 0
+    prefill_busy_ns = 2 * S
 
 
 class Tiered(Replica):
@@ -111,7 +113,8 @@ def test_the_summary_names_every_metric_that_the_run_can_have():
     swaps = np.array([1, 0, 0, 2])
     table = requests(tenant=people, session=people, swap_outs=swaps, **places)
     told = {"distance_tokens": {"n": 1}, "block_tokens": 16, "capacity_tokens": [], "hit_rate": []}
-    full = summary(table, replicas=[Tiered(), Second()], reuse=told)
+    rates = Rates({"main": PoolRates("gpu", 2.0, Power(1, 3, 2))}, TokenPrices(1, 2))
+    full = summary(table, replicas=[Tiered(), Second()], reuse=told, rates=rates)
     plain = summary(replicas=[Plain()])
     names = {metric.name_in_files for metric in METRICS.values()}
     absent = {m.name_in_files for m in METRICS.values() if " Absent w" in m.definition}
@@ -121,6 +124,8 @@ def test_the_summary_names_every_metric_that_the_run_can_have():
     of_requests = {m.name_in_files for m in METRICS.values() if m.of_requests}
     assert set(full["tenants"]["a"]) <= of_requests | {"requests"}
     assert plain["tenants"] == {}
+    assert full["pools"]["main"]["usd_per_gpu_hour"] == 2.0
+    assert "pools" not in plain
 
 
 def test_windows_leave_requests_out_of_metrics_but_not_of_the_count():
