@@ -352,9 +352,9 @@ METRICS: dict[str, Metric] = {
             "Reuse distance",
             "tokens",
             "Tokens of other blocks used since a block was last used, of the blocks of prompts "
-            "that occur again: an LRU cache finds a block if it is larger. Of the whole trace, its "
-            "requests one after the other, in its own blocks; of up to 20,000 requests. Absent "
-            "without a prefix cache, and where nothing is known of the prompts.",
+            "that occur again: an LRU cache finds a block if it is larger. Of all requests in "
+            "order of arrival, one after the other, in blocks of the trace; of up to 20,000 "
+            "requests. Absent without a prefix cache, and where nothing is known of the prompts.",
             "neither",
             spread=True,
             of_requests=False,
