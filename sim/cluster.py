@@ -30,6 +30,7 @@ from sim.records import (
     QUEUED,
     REJECTED,
     TRANSFER_STARTED,
+    Ahead,
     Lifetime,
     Recorder,
     ReplicaInfo,
@@ -89,7 +90,7 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class TransferSpec:
-    """How KV gets from a prefill to a decode replica: pulled, in whole blocks.
+    """How KV gets from a prefill to a decode replica, in whole blocks.
 
     Differences from the engines. vLLM with NIXL corresponds to `recompute_last_token`. It holds the
     source's blocks until the reader's notice or a timeout, and admits loaded requests in its
@@ -108,6 +109,9 @@ class TransferSpec:
             step emits token 1, as in vLLM with NIXL (rule 38).
         shares_links: Transfers share the NICs of their replicas max-min fairly (`sim.links`): each
             crosses the source's outgoing and the target's incoming direction (rules 39 and 63).
+        push: The decode replica is chosen on arrival, its blocks are reserved when the prefill is
+            admitted, which waits for that, and the KV is sent when the prefill ends (rules 39, 69,
+            70 and 76). Else the decode replica pulls (rule 32).
         blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
             sends for the KV of one request, after those loaded have joined, before its policy
             decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
@@ -118,6 +122,7 @@ class TransferSpec:
     recompute_last_token: bool = False
     shares_links: bool = False
     blocks_decode: bool = False
+    push: bool = False
 
     def duration_ns(self, num_bytes: int) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
@@ -283,6 +288,26 @@ class _Pull:
     held: Request
 
 
+@dataclass
+class _Onward:
+    """The room on decode replicas, as the policy of a prefill replica asks for it."""
+
+    replica: Replica
+
+    def has_room(self, request: Request) -> bool:
+        """See `sim.policy.Onward`."""
+        ahead = self.replica.lives[request].ahead
+        if ahead is None or ahead.found_tokens is not None:
+            return True
+        return ahead.target.has_room(ahead.request)
+
+    def reserve(self, request: Request) -> None:
+        """See `sim.policy.Onward`."""
+        ahead = self.replica.lives[request].ahead
+        if ahead is not None and ahead.found_tokens is None:
+            ahead.target.reserve(ahead)
+
+
 class LiveCluster:
     """A cluster during one run: places arrivals, moves KV, ends requests."""
 
@@ -321,6 +346,7 @@ class LiveCluster:
         }
         self._nics: dict[Replica, tuple[Link, Link]] = {}
         self._links: SharedLinks | None = None
+        self._pushes = spec.transfer is not None and spec.transfer.push
         self._one_by_one = spec.transfer is not None and spec.transfer.blocks_decode
         if spec.transfer is not None and spec.transfer.shares_links:
             self._links = SharedLinks(env)
@@ -340,8 +366,12 @@ class LiveCluster:
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
 
-    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: bool) -> Pool:
+    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: int) -> Pool:
         replicas = []
+        if self._pushes and self.spec.decode is not None:
+            # Passes of the decode pool come first (rule 69).
+            later = len(self.spec.entry.replicas) + len(self.spec.decode.replicas)
+            more = more | ({"late_by": later} if role == "prefill" else {"watched": True})
         for index, replica_spec in enumerate(pool.replicas):
             replica = (replica_spec.kind or Replica)(
                 self.env,
@@ -351,9 +381,10 @@ class LiveCluster:
                 place=len(self.replicas),
                 index=index,
                 role=role,
-                **self._switches,
-                **more,
+                **self._switches | more,
             )
+            if self._pushes and role == "prefill":
+                replica.state.onward = _Onward(replica)
             self.replicas.append(replica)
             replicas.append(replica)
             self._pulls[replica] = deque()
@@ -416,11 +447,34 @@ class LiveCluster:
         self.live[arrival.index] = life
         replica.place_request(request, life, 1 if self.decode else o)
         self._event(life, QUEUED, replica)
+        if self._pushes and (arrival.max_tokens > 1 or self._again):
+            self._look_ahead(life)
         replica.enqueue(request)
         if patience_ns is not None:
             self.impatient += 1
             life.cancellation = Instant(self.env, patience_ns, Phase.CANCEL + arrival.index)
             life.cancellation.callbacks.append(_GivesUp(self, life))
+
+    def _look_ahead(self, life: Lifetime) -> None:
+        """Choose the decode replica of a request that will be pushed there (rule 69)."""
+        assert self.decode is not None
+        request = self._request(life, at_entry=False)
+        target = self.decode.route(request)
+        life.ahead = Ahead(request, target)
+        target.expect(life.ahead)
+
+    def left_early(self, life: Lifetime) -> None:
+        """A request that was to be pushed has left its prefill replica and ends (rules 70, 76)."""
+        ahead, life.ahead = life.ahead, None
+        if ahead is not None:
+            ahead.target.expect_no_more(ahead)
+            self.more_room()
+
+    def more_room(self) -> None:
+        """Something has changed on a decode replica for which prefill replicas may wait (push)."""
+        for replica in self.entry.replicas:
+            if replica.state.waiting:
+                replica.notify()
 
     def _refusal(self, life: Lifetime, request: Request) -> str | None:
         """Why no replica can run the request, in the order of rule 36, or None."""
@@ -477,6 +531,8 @@ class LiveCluster:
         life.ended = True
         if life.where is not None and life.request is not None:
             life.where.drop(life.request)
+        if life.ahead is not None and not life.ahead.given_up:
+            life.ahead.target.gives_up(life.ahead)
         if life.cancellation is not None:
             self.impatient -= 1
             life.cancellation.call_off()
@@ -503,6 +559,7 @@ class LiveCluster:
         request, replica = life.request, life.where
         if replica is None or request is None:  # its prefill ended at this very instant
             self._not_sent(self._hand_overs, life)
+            self.left_early(life)
         elif life.arrival.index in self.transfers:
             replica.sign_off(request)
         elif self._not_sent(self._pulls[replica], life):
@@ -529,7 +586,8 @@ class LiveCluster:
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """Phase (1): the request leaves its prefill replica, which keeps the prompt's blocks."""
         replica.held_for_transfer += replica.kv.shrink(request, request.prompt_tokens)
-        later = self._request(life, at_entry=False)
+        ahead = life.ahead
+        later = self._request(life, at_entry=False) if ahead is None else ahead.request
         if not self._hand_overs:
             event = Instant(self.env, 0, Phase.HAND_OVER)
             event.callbacks.append(self._hand_over)
@@ -542,11 +600,25 @@ class LiveCluster:
         for pull in waiting:
             request, life = pull.request, pull.life
             request.emitted_then = 0 if self._again else 1
+            if life.ahead is not None:
+                self._push(pull, life.ahead)
+                continue
             replica = self.decode.route(request)
             life.decode_replica = replica.place
             replica.place_request(request, life, life.arrival.output_tokens)
             self._pulls[replica].append(pull)
             self._event(life, HANDED_OVER, replica)
+            replica.notify()
+
+    def _push(self, pull: _Pull, ahead: Ahead) -> None:
+        """Send the KV of a request to where its blocks are reserved."""
+        life, replica = pull.life, ahead.target
+        assert ahead.found_tokens is not None
+        replica.place_request(pull.request, life, life.arrival.output_tokens)
+        life.ahead, life.decode_replica = None, replica.place
+        self._event(life, HANDED_OVER, replica)
+        self._send(pull, replica, ahead.found_tokens)
+        if self._one_by_one:
             replica.notify()
 
     def pull(self, replica: Replica) -> None:
