@@ -262,6 +262,7 @@ def _transfer(experiment: Experiment) -> TransferSpec:
         recompute_last_token=transfer.recompute_last_token,
         shares_links=transfer.sharing == "max-min",
         blocks_decode=transfer.blocks_decode,
+        push=transfer.start == "push",
     )
 
 

@@ -315,8 +315,10 @@ class Transfer(Strict):
     replica's NIC that has no `nic_bytes_per_s`."""
     latency_s: NotNegative = 0.0
     """Paid once per transfer."""
-    start: Literal["pull"] = "pull"
-    """Who reserves first: the decode side, which so holds back the prefill side when it is full."""
+    start: Literal["pull", "push"] = "pull"
+    """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
+    side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
+    only when its blocks are reserved there."""
     overlap: Literal["none"] = "none"
     """The KV moves after the prefill has ended."""
     sharing: Literal["none", "max-min"] = "none"
