@@ -392,10 +392,9 @@ class LiveCluster:
             self._nics[replica] = Link(rate), Link(rate)
         return replica
 
-    def add(self, pool: Pool) -> Replica:
-        """One more replica, of the kind of the pool's first, joins the pool (rule 82)."""
-        first = pool.replicas[0]
-        replica = self._replica(first.spec, first.role, len(pool.replicas))
+    def add(self, pool: Pool, like: Replica) -> Replica:
+        """One more replica, made as another of the pool, joins it (rule 82)."""
+        replica = self._replica(like.spec, like.role, len(pool.replicas))
         pool.replicas.append(replica)
         if pool.snapshots is not None:
             pool.snapshots.add(replica)

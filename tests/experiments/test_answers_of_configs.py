@@ -48,9 +48,16 @@ def stable_first_wins(m: Metrics) -> bool:
     )
 
 
+def failures_cost(m: Metrics) -> bool:
+    met = [m[label]["slo_attainment"] for label in ("none", "one", "two", "three")]
+    late = [m[label]["ttft_s"]["p99"] for label in ("none", "one", "two", "three")]
+    return met == sorted(met, reverse=True) and late == sorted(late) and met[0] > met[2] + 0.1
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
         (
             "agents_and_completions",
