@@ -506,6 +506,7 @@ class LiveCluster:
         elif life.arrival.index in self.transfers:
             replica.sign_off(request)
         elif self._not_sent(self._pulls[replica], life):
+            replica.unsent_blocks -= replica.kv.blocks_for(request.known_tokens)
             replica.sign_off(request)
             replica.forget(request)
             replica.notify()
@@ -546,6 +547,7 @@ class LiveCluster:
             life.decode_replica = replica.place
             replica.place_request(request, life, life.arrival.output_tokens)
             self._pulls[replica].append(pull)
+            replica.unsent_blocks += replica.kv.blocks_for(request.known_tokens)
             self._event(life, HANDED_OVER, replica)
             replica.notify()
 
@@ -561,6 +563,7 @@ class LiveCluster:
             if found is None:
                 return
             pulls.popleft()
+            replica.unsent_blocks -= kv.blocks_for(pull.request.known_tokens)
             self._send(pull, replica, found)
             if self._one_by_one:
                 return

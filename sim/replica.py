@@ -177,6 +177,7 @@ class Replica:
         self.lives: dict[Request, Lifetime] = {}
         self.stage_busy_ns: list[int] = []
         self.held_for_transfer = self.outstanding = 0
+        self.unsent_blocks = 0  # for those handed over whose KV is not sent for yet
         self.found_tokens = self.asked_tokens = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []
@@ -289,6 +290,11 @@ class Replica:
         """Blocks held or kept for a transfer, as of now."""
         self.sync()
         return self.kv.total_blocks - self.kv.free_blocks
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks used, as of now, and those that whoever holds none yet will need."""
+        return self.used_blocks + self.state.waiting.blocks + self.unsent_blocks
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of the request that would be found cached here now."""
