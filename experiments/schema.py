@@ -179,7 +179,7 @@ class Source(Strict):
 class Part(Source):
     """One of several workloads that are mixed."""
 
-    request_class: str | None = None
+    request_class: Annotated[str, Field(pattern=r"\S")] | None = None
     """Class of all its requests. Default: the preset's, or the trace's column."""
     share: Ratio | None = None
     """Its share of the mix's `requests` and `arrivals`, beside those of the other parts, instead of

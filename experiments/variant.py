@@ -18,7 +18,7 @@ from experiments import cluster, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.requests import depends_on_ends, trace_paths
-from experiments.reuse import reuse_of
+from experiments.reuse import MOST_REQUESTS, reuse_of
 from experiments.schema import Experiment
 from experiments.step_times import table_files
 from experiments.summary import summarize
@@ -276,7 +276,7 @@ def _bundle(
     summary = summarize(
         {**requests, "saved_prefill_s": saved},
         itl=gaps,
-        reuse=reuse_of(workload.trace) if has_cache(result.replicas) else None,
+        reuse=_reuse(workload.trace, result) if has_cache(result.replicas) else None,
         tenant_itl=_gaps(result, groups, tenants) if len(tenants) > 1 else None,
         series=result.series,
         replicas=result.replicas,
@@ -300,6 +300,14 @@ def _bundle(
         end_ns=result.end_ns,
         summary=summary,
     )
+
+
+def _reuse(trace: Trace, result: SimulationResult) -> dict[str, Any] | None:
+    """Reuse in the order in which requests arrived, which in a closed loop only the run tells."""
+    if len(trace) > MOST_REQUESTS:
+        return None
+    arrived = result.requests["index"][np.argsort(result.requests["arrival_ns"], kind="stable")]
+    return reuse_of(trace.take(arrived.astype(np.intp)))
 
 
 def _gaps(result: SimulationResult, groups: Ints, names: Sequence[str]) -> dict[str, Gaps]:

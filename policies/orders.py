@@ -30,8 +30,9 @@ class ShortestRemaining(_Sorted):
     """Smallest predicted output still to come first."""
 
     def key(self, request: Request) -> float:
-        """Predicted output tokens less those emitted; may be negative."""
-        return _predicted(request, "srtf") - request.emitted_tokens
+        """Predicted output tokens less all those emitted; may be negative."""
+        emitted = request.emitted_before + request.emitted_tokens
+        return _predicted(request, "srtf") - emitted
 
 
 @dataclass(frozen=True)

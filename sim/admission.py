@@ -133,6 +133,11 @@ class Gate:
         if early is not None:
             self._paces = [_pace(early, replica) for replica in replicas]
 
+    def add(self, replica: Replica) -> None:
+        """One more replica of the entry pool; its view stands behind those that there were."""
+        if self._spec.early_rejection is not None:
+            self._paces.append(_pace(self._spec.early_rejection, replica))
+
     def judge(
         self, request: Request, able: Sequence[ReplicaView], now_ns: int
     ) -> tuple[Sequence[ReplicaView], str]:

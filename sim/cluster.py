@@ -16,6 +16,7 @@ from simpy.events import Event
 
 from sim.admission import Admission, Gate
 from sim.admission import check as check_admission
+from sim.changes import Changes, OnFailure
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.links import Flow, Link, SharedLinks
@@ -34,12 +35,15 @@ from sim.records import (
     Recorder,
     ReplicaInfo,
 )
-from sim.replica import Replica, ReplicaSpec
+from sim.replica import UP, Replica, ReplicaSpec
 from sim.request import Arrival, Identity, Request
 from sim.snapshot import Snapshots, StaleView
 
 _TELL_EVERY = 256
 """Ends between two reports of progress."""
+
+_DECODE_RANK = 1 << 24
+"""More than a pool has replicas: those of the decode pool come later in a phase."""
 
 _PLAIN = Arrival(0, 1, 1, 1)[5:]
 """What follows the index of an arrival that has nothing beside lengths."""
@@ -139,6 +143,7 @@ class Cluster:
         transfer: How KV moves; given just when `decode` is.
         predictor: Guesses output lengths for queue orders, or None.
         admission: Who is turned away at the entry, or None.
+        on_failure: Whether requests of a replica that fails are routed again, or fail with it.
     """
 
     entry: PoolSpec
@@ -146,6 +151,7 @@ class Cluster:
     transfer: TransferSpec | None = None
     predictor: Predictor | None = None
     admission: Admission | None = None
+    on_failure: OnFailure = "reroute"
 
     def __post_init__(self) -> None:
         if self.admission is not None:
@@ -226,6 +232,7 @@ class Pool:
         self.snapshots = snapshots
         self.router = copy.deepcopy(spec.router)
         self.router.start(rng)
+        self.missing = 0  # replicas that take no requests
         # Replicas of one spec accept the same requests, so one of them speaks for all.
         first = replicas[0].spec
         self.uniform = all(replica.spec is first for replica in replicas)
@@ -245,21 +252,30 @@ class Pool:
         return self.replicas if self.snapshots is None else self.snapshots.views
 
     def able(self, request: Request) -> Sequence[ReplicaView]:
-        """Those that can run the request."""
+        """Those that can run the request and take requests (rule 78)."""
         views = self.views
-        if self.uniform:
+        if self.uniform and not self.missing:
             return views
-        able = [replica.index for replica in self.replicas if _refusal(replica, request) is None]
+        able = [
+            replica.index
+            for replica in self.replicas
+            if replica.condition == UP and _refusal(replica, request) is None
+        ]
         return [views[index] for index in able]
 
-    def route(self, request: Request, offered: Sequence[ReplicaView] | None = None) -> Replica:
-        """Let the router choose.
+    def route(
+        self, request: Request, offered: Sequence[ReplicaView] | None = None
+    ) -> Replica | None:
+        """Let the router choose; None if nobody who could run the request takes any now.
 
         Args:
             request: To be placed.
             offered: Views to choose from, at least one; None: of all that can run the request.
         """
-        chosen = self.router.pick(request, offered or self.able(request))
+        views = offered or self.able(request)
+        if not views:
+            return None
+        chosen = self.router.pick(request, views)
         if isinstance(chosen, Replica):
             return chosen
         if isinstance(chosen, StaleView):
@@ -274,7 +290,7 @@ def _refusal(replica: Replica, probe: Request) -> str | None:
 
 
 @dataclass
-class _Pull:
+class Pull:
     """A request handed to a decode replica that has not reserved blocks for it yet."""
 
     request: Request
@@ -305,12 +321,15 @@ class LiveCluster:
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
         self.impatient = 0
-        self._recorder = recorder
+        self.recorder = recorder
         self._on_end = on_end
         self._on_failed = on_failed
         self._progress = progress
-        self._pulls: dict[Replica, deque[_Pull]] = {}
-        self._hand_overs: list[_Pull] = []
+        self.pulls: dict[Replica, deque[Pull]] = {}
+        self.hand_overs: list[Pull] = []
+        self._handing_over = False
+        self._of_role: dict[str, dict[str, bool]] = {}
+        self.changes = Changes(self)
         self._seed = seed
         self.transfers: dict[int, Transfer] = {}
         self._snapshots: list[Snapshots] = []
@@ -341,34 +360,52 @@ class LiveCluster:
             self.predictor.start(named_generator(seed, "predictor"))
 
     def _build(self, pool: PoolSpec, role: str, purpose: str, **more: bool) -> Pool:
-        replicas = []
-        for index, replica_spec in enumerate(pool.replicas):
-            replica = (replica_spec.kind or Replica)(
-                self.env,
-                replica_spec,
-                self,
-                self._recorder,
-                place=len(self.replicas),
-                index=index,
-                role=role,
-                **self._switches,
-                **more,
-            )
-            self.replicas.append(replica)
-            replicas.append(replica)
-            self._pulls[replica] = deque()
-            if self._links is not None and self.spec.transfer is not None:
-                rate = replica_spec.nic_bytes_per_s or self.spec.transfer.bandwidth_bytes_per_s
-                self._nics[replica] = Link(rate), Link(rate)
+        self._of_role[role] = more
+        replicas = [
+            self._replica(replica_spec, role, index)
+            for index, replica_spec in enumerate(pool.replicas)
+        ]
         snapshots = None
         if pool.snapshot_ns:
             snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self._in_motion)
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
+    def _replica(self, spec: ReplicaSpec, role: str, index: int) -> Replica:
+        """One more replica; within a phase, the prefill pool goes before the decode pool."""
+        replica = (spec.kind or Replica)(
+            self.env,
+            spec,
+            self,
+            self.recorder,
+            place=len(self.replicas),
+            index=index,
+            role=role,
+            rank=index + (_DECODE_RANK if role == "decode" else 0),
+            **self._switches,
+            **self._of_role[role],
+        )
+        self.replicas.append(replica)
+        self.pulls[replica] = deque()
+        if self._links is not None and self.spec.transfer is not None:
+            rate = spec.nic_bytes_per_s or self.spec.transfer.bandwidth_bytes_per_s
+            self._nics[replica] = Link(rate), Link(rate)
+        return replica
+
+    def add(self, pool: Pool) -> Replica:
+        """One more replica, of the kind of the pool's first, joins the pool (rule 82)."""
+        first = pool.replicas[0]
+        replica = self._replica(first.spec, first.role, len(pool.replicas))
+        pool.replicas.append(replica)
+        if pool.snapshots is not None:
+            pool.snapshots.add(replica)
+        if pool is self.entry and self._gate is not None:
+            self._gate.add(replica)
+        return replica
+
     def _in_motion(self) -> bool:
         """Whether something goes on by itself, without an arrival, a cancellation or an event."""
-        if self.transfers or self._hand_overs:
+        if self.transfers or self.hand_overs:
             return True
         return any(replica.at_work for replica in self.replicas)
 
@@ -397,39 +434,52 @@ class LiveCluster:
                     f"request {arrival.index}: output_tokens {o} is over its max_tokens "
                     f"{arrival.max_tokens}; cut it first"
                 )
-            request = self._request(life, at_entry=True)
-            reason = self._refusal(life, request)
+            request = self.request_of(life, at_entry=True)
+            reason = self.refusal(life, request)
         if reason is not None:
             self.end(life, REJECTED, reason, now_ns(self.env))
             return
         offered = None
         if self._gate is not None:
             able = self.entry.able(request)
-            offered, reason = self._gate.judge(request, able, now_ns(self.env))
+            if able:  # else it is not judged, and waits for a replica (`sim.changes`)
+                offered, reason = self._gate.judge(request, able, now_ns(self.env))
             if reason:
                 self.end(life, REJECTED, reason, now_ns(self.env))
                 return
         if self.predictor is not None:
             self._predict(life, request)
-        replica = self.entry.route(request, offered)
-        life.replica = replica.place
         self.live[arrival.index] = life
-        replica.place_request(request, life, 1 if self.decode else o)
-        self._event(life, QUEUED, replica)
-        replica.enqueue(request)
+        if not self.place(life, request, offered):
+            self.changes.at_router.append(life)
         if patience_ns is not None:
             self.impatient += 1
             life.cancellation = Instant(self.env, patience_ns, Phase.CANCEL + arrival.index)
             life.cancellation.callbacks.append(_GivesUp(self, life))
 
-    def _refusal(self, life: Lifetime, request: Request) -> str | None:
+    def place(
+        self, life: Lifetime, request: Request, offered: Sequence[ReplicaView] | None = None
+    ) -> bool:
+        """Route a request, which joins a queue; False if nobody takes it now."""
+        replica = self.entry.route(request, offered)
+        if replica is None:
+            return False
+        life.replica = replica.place
+        goal = 1 if self.decode else life.arrival.output_tokens - life.before
+        replica.place_request(request, life, goal)
+        self.note_event(life, QUEUED, replica)
+        replica.enqueue(request)
+        return True
+
+    def refusal(self, life: Lifetime, request: Request) -> str | None:
         """Why no replica can run the request, in the order of rule 36, or None."""
         reason = self.entry.refusal(request)
         if reason is None and self.decode is not None:
-            arrival = life.arrival
-            if arrival.max_tokens > 1 or self._again:
-                o = arrival.output_tokens if self.decode.clairvoyant else None
-                probe = Request(-1, arrival.prompt_tokens, arrival.max_tokens, oracle_tokens=o)
+            arrival, before = life.arrival, life.before
+            m = arrival.max_tokens - before
+            if m > 1 or self._again:
+                o = arrival.output_tokens - before if self.decode.clairvoyant else None
+                probe = Request(-1, arrival.prompt_tokens + before, m, oracle_tokens=o)
                 reason = self.decode.refusal(probe)
         return reason
 
@@ -440,22 +490,27 @@ class LiveCluster:
         life.predicted_tokens = guess
         request.predicted_tokens = guess if self.decode is None else 1
 
-    def _request(self, life: Lifetime, *, at_entry: bool) -> Request:
-        """The request as the policies of one pool see it."""
-        arrival = life.arrival
+    def request_of(self, life: Lifetime, *, at_entry: bool) -> Request:
+        """The request as the policies of one pool see it.
+
+        What its client had when its replica failed is part of the prompt (rule 80).
+        """
+        arrival, before = life.arrival, life.before
         pool = self.entry if at_entry else self.decode
         assert pool is not None
         first_only = at_entry and self.decode is not None  # rule 29
         request = Request(
             arrival.index,
-            arrival.prompt_tokens,
-            1 if first_only else arrival.max_tokens,
+            arrival.prompt_tokens + before,
+            1 if first_only else arrival.max_tokens - before,
             life.order,
             now_ns(self.env),
         )
-        request.predicted_tokens = life.predicted_tokens
+        if before and not first_only:
+            request.emitted_before = before
+        request.predicted_tokens = 1 if first_only and before else life.predicted_tokens
         if pool.clairvoyant:
-            request.oracle_tokens = 1 if first_only else arrival.output_tokens
+            request.oracle_tokens = 1 if first_only else arrival.output_tokens - before
         if arrival[5:] != _PLAIN:
             request.priority = arrival.priority
             if arrival.deadline_ns is not None:
@@ -484,9 +539,9 @@ class LiveCluster:
         self.ended += 1
         if self._progress is not None and self.ended % _TELL_EVERY == 0:
             self._progress(now_ns, self.ended)
-        if self._recorder.record.events:
-            self._recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
-        self._recorder.outcome(life, state, reason, now_ns, life.delivered)
+        if self.recorder.record.events:
+            self.recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
+        self.recorder.outcome(life, state, reason, now_ns, life.delivered)
         tell = self._on_failed if state in (REJECTED, FAILED) else self._on_end
         if tell is None:
             return
@@ -501,12 +556,12 @@ class LiveCluster:
         """
         self.stir()
         request, replica = life.request, life.where
-        if replica is None or request is None:  # its prefill ended at this very instant
-            self._not_sent(self._hand_overs, life)
+        if replica is None or request is None:  # it waits for a replica to come up, or its prefill
+            if not self.not_sent(self.hand_overs, life):  # ended at this very instant
+                self.changes.withdraw(life)
         elif life.arrival.index in self.transfers:
             replica.sign_off(request)
-        elif self._not_sent(self._pulls[replica], life):
-            replica.unsent_blocks -= replica.kv.blocks_for(request.known_tokens)
+        elif self.not_sent(self.pulls[replica], life):
             replica.sign_off(request)
             replica.forget(request)
             replica.notify()
@@ -515,7 +570,7 @@ class LiveCluster:
         self.end(life, CANCELLED, "", now_ns(self.env))
 
     @staticmethod
-    def _not_sent(pulls: deque[_Pull] | list[_Pull], life: Lifetime) -> bool:
+    def not_sent(pulls: deque[Pull] | list[Pull], life: Lifetime) -> bool:
         """Take out a request that waits for its transfer, and free its KV; False if it does not."""
         pull = next((pull for pull in pulls if pull.life is life), None)
         if pull is None:
@@ -529,31 +584,42 @@ class LiveCluster:
 
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """Phase (1): the request leaves its prefill replica, which keeps the prompt's blocks."""
-        replica.held_for_transfer += replica.kv.shrink(request, request.prompt_tokens)
-        later = self._request(life, at_entry=False)
-        if not self._hand_overs:
-            event = Instant(self.env, 0, Phase.HAND_OVER)
-            event.callbacks.append(self._hand_over)
-        self._hand_overs.append(_Pull(later, life, replica, request))
+        replica.keep(request, life)
+        self.call_hand_over()
+        self.hand_overs.append(self.pull_of(life, replica, request))
+
+    def pull_of(self, life: Lifetime, source: Replica, held: Request) -> Pull:
+        """A request, whose KV its source keeps, as a decode replica will see it."""
+        return Pull(self.request_of(life, at_entry=False), life, source, held)
+
+    def call_hand_over(self) -> None:
+        """There will be a phase (2d) in this instant."""
+        if not self._handing_over:
+            self._handing_over = True
+            Instant(self.env, 0, Phase.HAND_OVER).callbacks.append(self._hand_over)
 
     def _hand_over(self, _: Event) -> None:
         """Phase (2d): requests whose prefill has ended choose a decode replica."""
         assert self.decode is not None
-        waiting, self._hand_overs = self._hand_overs, []
+        self._handing_over = False
+        waiting, self.hand_overs = [*self.changes.to_hand_over(), *self.hand_overs], []
         for pull in waiting:
             request, life = pull.request, pull.life
             request.emitted_then = 0 if self._again else 1
             replica = self.decode.route(request)
+            if replica is None:
+                self.changes.stranded.append(pull)
+                continue
             life.decode_replica = replica.place
-            replica.place_request(request, life, life.arrival.output_tokens)
-            self._pulls[replica].append(pull)
-            replica.unsent_blocks += replica.kv.blocks_for(request.known_tokens)
-            self._event(life, HANDED_OVER, replica)
+            goal = life.arrival.output_tokens - life.before
+            replica.place_request(request, life, goal)
+            self.pulls[replica].append(pull)
+            self.note_event(life, HANDED_OVER, replica)
             replica.notify()
 
     def pull(self, replica: Replica) -> None:
         """Reserve blocks for requests handed over, in order, and send for their KV (rule 32)."""
-        pulls, policy, kv = self._pulls[replica], replica.policy, replica.kv
+        pulls, policy, kv = self.pulls[replica], replica.policy, replica.kv
         if policy.pulls_need_seat and replica.state.num_running >= policy.seats:
             return
         while pulls:
@@ -563,7 +629,6 @@ class LiveCluster:
             if found is None:
                 return
             pulls.popleft()
-            replica.unsent_blocks -= kv.blocks_for(pull.request.known_tokens)
             self._send(pull, replica, found)
             if self._one_by_one:
                 return
@@ -574,14 +639,19 @@ class LiveCluster:
 
     def awaits(self, replica: Replica) -> bool:
         """Whether the replica has yet to send for the KV of somebody."""
-        return bool(self._pulls[replica])
+        return bool(self.pulls[replica])
+
+    def unsent_blocks(self, replica: Replica) -> int:
+        """Blocks that the replica will need for those whose KV it has not sent for."""
+        blocks_for = replica.kv.blocks_for
+        return sum(blocks_for(pull.request.known_tokens) for pull in self.pulls[replica])
 
     def may_find_more(self, replica: Replica) -> bool:
         """Whether what runs on the replica may help the first request that waits for its KV."""
-        pulls = self._pulls[replica]
+        pulls = self.pulls[replica]
         return bool(pulls) and replica.kv.may_reserve_less(pulls[0].request)
 
-    def _send(self, pull: _Pull, target: Replica, found_tokens: int) -> None:
+    def _send(self, pull: Pull, target: Replica, found_tokens: int) -> None:
         """Send for the KV, but that of the leading blocks in which the target found its tokens."""
         transfer_spec = self.spec.transfer
         assert transfer_spec is not None
@@ -599,7 +669,7 @@ class LiveCluster:
             arrived = partial(self.transferred, transfer)
             transfer.end = self._links.send(path, size, transfer_spec.latency_ns, arrived)
         self.transfers[pull.request.index] = transfer
-        self._event(pull.life, TRANSFER_STARTED, target)
+        self.note_event(pull.life, TRANSFER_STARTED, target)
 
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
@@ -616,27 +686,37 @@ class LiveCluster:
         request.target_tokens = request.prompt_tokens
         request.computed_then = request.prompt_tokens - (1 if self._again else 0)
         request.joined_ns = now
-        self._recorder.transfers.extend(
+        self.recorder.transfers.extend(
             (request.index, source.place, target.place, transfer.start_ns, now, transfer.num_bytes)
         )
         if transfer.life.ended:  # cancelled meanwhile
             target.forget(request)
         else:
             target.state.loaded.append(request)
-            self._event(transfer.life, LOADED, target)
+            self.note_event(transfer.life, LOADED, target)
         source.notify()
         target.notify()
 
     def may_help(self, replica: Replica) -> bool:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
-        if self.transfers or self.impatient:
+        if self.transfers or self.impatient or self.changes.may_help():
             return True
         others = (other for other in self.replicas if other is not replica)
         return any(other.at_work and not other.barren for other in others)
 
-    def _event(self, life: Lifetime, code: int, replica: Replica) -> None:
-        if self._recorder.record.events:
-            self._recorder.event(life.arrival.index, code, now_ns(self.env), replica.place)
+    def emptied(self, replica: Replica) -> None:
+        """A draining replica has nothing left (rule 82)."""
+        self.changes.emptied(replica)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether a request that has left a replica may come back to it."""
+        return self.changes.expected
+
+    def note_event(self, life: Lifetime, code: int, replica: Replica) -> None:
+        """A change of a request's state, if these are recorded."""
+        if self.recorder.record.events:
+            self.recorder.event(life.arrival.index, code, now_ns(self.env), replica.place)
 
     def info(self) -> list[ReplicaInfo]:
         """The replicas as they are now, those removed from their pool included."""
@@ -659,7 +739,11 @@ class LiveCluster:
                 stage_busy_ns=tuple(replica.stage_busy_ns),
                 host_bytes=0 if replica.host_link is None else replica.host_link.moved_bytes,
                 iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
-                lost_blocks=replica.kv.lost_blocks if replica.kv.has_cache else None,
+                lost_blocks=(
+                    replica.lost_blocks_then + replica.kv.lost_blocks
+                    if replica.kv.has_cache
+                    else None
+                ),
                 found_tokens=replica.found_tokens,
                 asked_tokens=replica.asked_tokens,
             )

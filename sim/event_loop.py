@@ -17,6 +17,7 @@ from sim.collector import no_cycle_collection
 from sim.errors import StuckError
 from sim.gaps import largest_gaps
 from sim.records import (
+    CHANGE_COLUMNS,
     EVENT_COLUMNS,
     NARROW_COLUMNS,
     REQUEST_COLUMNS,
@@ -99,6 +100,7 @@ def simulate(
         progress=progress,
     )
     arrivals = iter(source.arrivals() if isinstance(source, Trace) else source)
+    live.changes.expect(len(cluster_events))
     for when_ns, change in cluster_events:
         event = Instant(env, when_ns, Phase.CLUSTER_EVENT)
         event.callbacks.append(partial(_change, live, change))
@@ -107,8 +109,7 @@ def simulate(
         env.process(_sample(env, live, recorder))
     with no_cycle_collection():
         if until_ns is None:
-            env.run()
-            _raise_if_stuck(live)
+            _run_to_the_end(env, live)
         else:
             env.run(until=Instant(env, until_ns, Phase.SAMPLE + len(live.replicas)))
     return _result(live, recorder, int(env.now))
@@ -116,6 +117,7 @@ def simulate(
 
 def _change(live: LiveCluster, change: Callable[[LiveCluster], None], _: Event) -> None:
     live.stir()
+    live.changes.to_come -= 1
     change(live)
 
 
@@ -131,6 +133,7 @@ def _feed(
             now = arrival.arrival_ns
             yield Instant(env, now - now_ns(env), Phase.ARRIVAL)
         live.arrive(arrival)
+    live.changes.all_arrived = True
 
 
 def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generator[Event, Any, None]:
@@ -152,8 +155,18 @@ def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generato
             recorder.thin_series(step)
 
 
+def _run_to_the_end(env: Environment, live: LiveCluster) -> None:
+    try:
+        env.run()
+    except StuckError:
+        if live.changes.closed:  # whoever is left waits for a replica that is not there (rule 84)
+            return
+        raise
+    _raise_if_stuck(live)
+
+
 def _raise_if_stuck(live: LiveCluster) -> None:
-    if not live.live:
+    if not live.live or live.changes.closed:
         return
     life = next(iter(live.live.values()))
     replica = live.replicas[life.last_place]
@@ -201,6 +214,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         events=columns(recorder.events, EVENT_COLUMNS) if recorder.record.events else None,
         series=columns(recorder.series, SERIES_COLUMNS),
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
+        changes=columns(recorder.changes, CHANGE_COLUMNS),
         decisions=recorder.decisions,
         logs=logs,
         spans=spans,

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
-from math import ceil
+from itertools import chain
+from math import gcd, lcm
 from typing import Any
 
 from simpy import Environment
@@ -53,16 +54,14 @@ class Flow:
     Attributes:
         path: Links that it crosses.
         order: Rank in order of start.
-        left: Bytes that it may send and had not sent at `since`.
+        left: Bytes that it may send and has not sent, in units that `SharedLinks` knows.
         withheld: Bytes that it may not send yet; None once nothing is withheld.
-        rate: Bytes per ns since `since`.
-        end: Exact moment at which `left` is sent, if the rate stays; meaningless at rate 0.
-        end_ns: That, rounded up.
+        rate: Bytes per ns; 0 while it does not flow.
+        speed: The rate, in units that `SharedLinks` knows.
+        over: Its last byte has arrived, or it was called off.
     """
 
     __slots__ = (
-        "end",
-        "end_ns",
         "latency_ns",
         "left",
         "links",
@@ -71,7 +70,7 @@ class Flow:
         "over",
         "path",
         "rate",
-        "since",
+        "speed",
         "start_ns",
         "withheld",
     )
@@ -88,8 +87,8 @@ class Flow:
         self.start_ns, self.latency_ns = now_ns(links.env), latency_ns
         self.on_end = on_end
         self.withheld: Fraction | None = None
-        self.left = self.rate = self.since = self.end = Fraction(0)
-        self.end_ns = 0
+        self.left = self.speed = 0
+        self.rate = Fraction(0)
         self.over = False
 
     def call_off(self) -> None:
@@ -100,22 +99,22 @@ class Flow:
         """What was withheld may be sent, a latency from now."""
         self.links.release(self)
 
-    def run_at(self, rate: Fraction, moment: Fraction) -> None:
-        """Account for what was sent so far, and go on at another rate."""
-        if self.rate:
-            self.left -= self.rate * (moment - self.since)
-        self.since, self.rate = moment, rate
-        self.end = moment + self.left / rate
-        self.end_ns = ceil(self.end)
-
 
 class SharedLinks:
-    """All transfers of a cluster over links that they share; wakes up in phase (2) only."""
+    """All transfers of a cluster over links that they share; wakes up in phase (2) only.
+
+    The present moment and what is left of each transfer are integers over one denominator `_unit`,
+    rates are integers over `_rate_unit`: so a moment costs a few products for each transfer, and no
+    common divisor has to be found for each sum. While a link is never idle, moments are fractions
+    with ever longer denominators, which is the price of exactness; they are reduced now and then.
+    """
 
     def __init__(self, env: Environment) -> None:
         self.env = env
         self._sent = 0
         self._flowing: dict[Flow, None] = {}
+        self._moment, self._unit, self._rate_unit = 0, 1, 1
+        self._tolerated_bits = 0
         self._releases: list[tuple[int, int, Flow, Fraction]] = []
         self._over: list[tuple[int, int, Flow]] = []
         self._timer = Instant(env, 0, Phase.TRANSFER_END)
@@ -159,13 +158,14 @@ class SharedLinks:
 
     def call_off(self, flow: Flow) -> None:
         """See `Flow.call_off`."""
+        now = now_ns(self.env)
         flow.over = True
-        self._advance(now_ns(self.env))
-        self._over = [entry for entry in self._over if entry[2] is not flow]
-        self._releases = [entry for entry in self._releases if entry[2] is not flow]
-        self._releases.sort()
+        self._advance(now)
+        self._over = sorted(entry for entry in self._over if entry[2] is not flow)
+        self._releases = sorted(entry for entry in self._releases if entry[2] is not flow)
         if flow in self._flowing:
-            self._stop([flow], Fraction(now_ns(self.env)))
+            self._go_to(now)
+            self._stop([flow])
         self._settle()
 
     def _release(self, flow: Flow, amount: Fraction) -> None:
@@ -177,8 +177,11 @@ class SharedLinks:
         """Bring everything up to this instant, and wake up when something is next to happen."""
         now = now_ns(self.env)
         self._advance(now)
-        moments = [flow.end_ns for flow in self._flowing]
-        moments += [entries[0][0] for entries in (self._releases, self._over) if entries]
+        moments = [entries[0][0] for entries in (self._releases, self._over) if entries]
+        first = self._next_to_end()
+        if first is not None:
+            rest = first.left * self._rate_unit
+            moments.append(-(-(self._moment * first.speed + rest) // (self._unit * first.speed)))
         when_ns = min(moments, default=-1)
         if when_ns == self._timer_ns:
             return
@@ -203,65 +206,111 @@ class SharedLinks:
     def _advance(self, now: int) -> None:
         """Let everything happen that happens up to `now`, at its exact moment."""
         while True:
-            first = min(self._flowing, key=_when, default=None)
+            first = self._next_to_end()
             begins_ns = self._releases[0][0] if self._releases else now + 1
-            if first is not None and first.end <= min(now, begins_ns):
-                moment = first.end
-                sent = [flow for flow in self._flowing if flow.end == moment]
-                self._stop(sent, moment)
-                for flow in sent:
-                    self._has_sent(flow, moment)
+            time_left = min(now, begins_ns) * self._unit - self._moment
+            if first is not None and first.left * self._rate_unit <= time_left * first.speed:
+                self._send_all_of(first)
             elif begins_ns <= now:
                 self._begin(begins_ns)
             else:
                 return
 
-    def _begin(self, moment_ns: int) -> None:
-        """Bytes that may flow from this moment on, do."""
-        moment = Fraction(moment_ns)
+    def _next_to_end(self) -> Flow | None:
+        """Who has sent all it may first, if rates stay."""
+        first = None
+        for flow in self._flowing:
+            if first is None or flow.left * first.speed < first.left * flow.speed:
+                first = flow
+        return first
+
+    def _send_all_of(self, first: Flow) -> None:
+        """Go on to the moment at which a transfer has sent all that it may."""
+        speed, left = first.speed, first.left
+        self._moment = self._moment * speed + left * self._rate_unit
+        self._unit *= speed
+        for flow in self._flowing:
+            flow.left = flow.left * speed - flow.speed * left
+        sent = [flow for flow in self._flowing if not flow.left]
+        for flow in sent:
+            self._has_sent(flow)
+        self._stop(sent)
+
+    def _go_to(self, when_ns: int) -> None:
+        """Go on to a whole ns, before which nobody has sent all that it may."""
+        span = when_ns * self._unit - self._moment
+        if span and self._flowing:
+            for flow in self._flowing:
+                flow.left = flow.left * self._rate_unit - flow.speed * span
+            self._unit *= self._rate_unit
+        self._moment = when_ns * self._unit
+
+    def _begin(self, when_ns: int) -> None:
+        """Bytes that may flow from this instant on, do."""
+        self._go_to(when_ns)
         changed: dict[Link, None] = {}
-        while self._releases and self._releases[0][0] == moment_ns:
+        while self._releases and self._releases[0][0] == when_ns:
             _, _, flow, amount = heappop(self._releases)
-            flow.left += amount
-            if flow in self._flowing:  # it goes on at its rate, for longer
-                flow.run_at(flow.rate, moment)
-            elif amount:
+            if not amount and flow not in self._flowing:
+                self._has_sent(flow)
+                continue
+            if flow not in self._flowing:
                 self._flowing[flow] = None
                 changed |= dict.fromkeys(flow.path)
                 for link in flow.path:
                     link.flows[flow] = None
-            else:
-                self._has_sent(flow, moment)
-        self._share(changed, moment)
+            self._refine(amount.denominator)
+            flow.left += amount.numerator * (self._unit // amount.denominator)
+        self._share(changed)
 
-    def _stop(self, flows: Iterable[Flow], moment: Fraction) -> None:
+    def _refine(self, denominator: int) -> None:
+        """Let the unit be a multiple of `denominator`."""
+        factor = denominator // gcd(denominator, self._unit)
+        if factor > 1:
+            self._unit *= factor
+            self._moment *= factor
+            for flow in self._flowing:
+                flow.left *= factor
+
+    def _reduce(self) -> None:
+        """Divide out what moment and bytes have in common with the unit, if that has grown."""
+        if not self._flowing:
+            self._moment, self._unit = self._moment // self._unit, 1
+        elif self._unit.bit_length() > self._tolerated_bits:
+            factor = gcd(self._unit, self._moment, *(flow.left for flow in self._flowing))
+            self._unit //= factor
+            self._moment //= factor
+            for flow in self._flowing:
+                flow.left //= factor
+            self._tolerated_bits = 256 + 2 * self._unit.bit_length()
+
+    def _stop(self, flows: Iterable[Flow]) -> None:
         """These do not flow any more, and leave their links to the others."""
         changed: dict[Link, None] = {}
         for flow in flows:
             del self._flowing[flow]
-            flow.left = flow.rate = Fraction(0)
+            flow.left, flow.rate = 0, Fraction(0)
             changed |= dict.fromkeys(flow.path)
             for link in flow.path:
                 del link.flows[flow]
-        self._share(changed, moment)
+        self._share(changed)
 
-    def _has_sent(self, flow: Flow, moment: Fraction) -> None:
+    def _has_sent(self, flow: Flow) -> None:
         """A transfer has sent all that it may; it is over if nothing is to come."""
         to_come = any(entry[2] is flow for entry in self._releases)
         if not (flow.over or to_come or flow.withheld is not None):
             flow.over = True
-            end_ns = max(ceil(moment), flow.start_ns + 1)
+            end_ns = max(-(-self._moment // self._unit), flow.start_ns + 1)
             heappush(self._over, (end_ns, flow.order, flow))
 
-    def _share(self, links: Iterable[Link], moment: Fraction) -> None:
+    def _share(self, links: Iterable[Link]) -> None:
         """Set the rates of all transfers that a change on these links can concern."""
         for flow, rate in fair_rates(_connected(links)):
-            if rate != flow.rate:
-                flow.run_at(rate, moment)
-
-
-def _when(flow: Flow) -> tuple[int, Fraction]:
-    return flow.end_ns, flow.end
+            flow.rate = rate
+        unit = self._rate_unit = lcm(*{flow.rate.denominator for flow in self._flowing})
+        for flow in self._flowing:
+            flow.speed = flow.rate.numerator * (unit // flow.rate.denominator)
+        self._reduce()
 
 
 def _connected(links: Iterable[Link]) -> dict[Link, None]:
@@ -289,15 +338,15 @@ def fair_rates(links: Iterable[Link]) -> list[tuple[Flow, Fraction]]:
     while rising:
         levels = {link: left[link] / count for link, count in rising.items()}
         level = min(levels.values())
-        for link, reached in levels.items():
-            if reached != level:
-                continue
-            for flow in link.flows:
-                if flow in rates:
-                    continue
+        stopped: dict[Link, int] = {}
+        full = [link for link, reached in levels.items() if reached == level]
+        for flow in chain.from_iterable(link.flows for link in full):
+            if flow not in rates:
                 rates[flow] = level
                 for crossed in flow.path:
-                    left[crossed] -= level
-                    rising[crossed] -= 1
+                    stopped[crossed] = stopped.get(crossed, 0) + 1
+        for link, count in stopped.items():
+            left[link] -= level * count
+            rising[link] -= count
         rising = {link: count for link, count in rising.items() if count}
     return list(rates.items())

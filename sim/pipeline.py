@@ -30,7 +30,7 @@ from sim.flight import DecisionNotes, Flight
 from sim.host import HostMemory
 from sim.host_cache import TieredPrefixCache
 from sim.policy import Riders
-from sim.records import Recorder
+from sim.records import Lifetime, Recorder
 from sim.replica import FIRST_RUN, Replica, ReplicaSpec, Surroundings
 from sim.request import NEVER, Request
 from sim.stages import PipelineStepTime
@@ -158,6 +158,12 @@ class PipelineReplica(Replica):
         self._stages = [None] * len(self._stages)
         self._launched = self.iterations
         self._ring()
+
+    def fail(self) -> tuple[list[Lifetime], list[Lifetime]]:
+        """Not modelled: what a failure does to several batches under way."""
+        raise ConfigError(
+            "fail: the failure of a pipeline is not modelled; try pipeline_parallel: 1, or drain"
+        )
 
     # --- the iteration loop
 

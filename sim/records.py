@@ -34,8 +34,11 @@ EVENTS = (
     "transfer_started",
     "loaded",
     "ended",
+    "lost",
 )
-QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, ENDED = range(8)
+QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, ENDED, LOST = range(
+    9
+)
 
 REQUEST_COLUMNS = (
     "index",
@@ -58,6 +61,7 @@ REQUEST_COLUMNS = (
     "cached_tokens",
     "swap_outs",
     "swapped_blocks",
+    "rerouted",
 )
 
 NARROW_COLUMNS = {
@@ -76,6 +80,7 @@ class Lifetime:
 
     __slots__ = (
         "arrival",
+        "before",
         "cached_tokens",
         "cancellation",
         "decode_replica",
@@ -94,6 +99,7 @@ class Lifetime:
         "recomputed_tokens",
         "replica",
         "request",
+        "rerouted",
         "swap_outs",
         "swapped_blocks",
         "where",
@@ -107,6 +113,8 @@ class Lifetime:
         self.where: Replica | None = None  # the replica that serves it now
         self.goal = 0  # tokens emitted when it leaves that replica
         self.delivered = 0  # tokens that the client has
+        self.before = 0  # of these, part of the prompt since a replica failed (rule 80)
+        self.rerouted = 0
         self.ended = False
         self.cancellation: Instant | None = None  # when its client will give up
         self.finish_seq = -1
@@ -121,6 +129,19 @@ class Lifetime:
     def last_place(self) -> int:
         """The replica it was sent to last, -1 if it was sent to none."""
         return self.replica if self.decode_replica < 0 else self.decode_replica
+
+    @property
+    def tokens_left(self) -> int:
+        """Output tokens that the client does not have."""
+        return self.arrival.output_tokens - self.delivered
+
+    def lose(self, computed_tokens: int) -> None:
+        """Its replica has failed: it is nowhere, and what was computed has to be again."""
+        self.request = self.where = None
+        self.decode_replica = -1
+        self.before = self.delivered
+        self.recomputed_tokens += computed_tokens
+        self.lost_tokens = computed_tokens
 
     def deliver(self, tokens: int, now_ns: int) -> None:
         """The client gets tokens, the last of them now."""
@@ -142,6 +163,7 @@ class Decision(NamedTuple):
         free_after: Free blocks while the step runs, those cached but unused included.
         cached: With a prefix cache: for each request admitted, the tokens that were found.
         lost_blocks: With a prefix cache: blocks taken that lost their content.
+        lost: Its replica failed when it ended, and nothing of it happened (rule 81).
     """
 
     replica: int
@@ -152,6 +174,7 @@ class Decision(NamedTuple):
     free_after: int
     cached: Mapping[int, int] = MappingProxyType({})
     lost_blocks: int = 0
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,6 +269,7 @@ class Recorder:
         self.events = array("q")
         self.series = array("q")
         self.transfers = array("q")
+        self.changes = array("q")
         self.decisions: list[Decision] = []
         self.logs: list[array[int]] = []
 
@@ -337,11 +361,13 @@ class Recorder:
                 life.cached_tokens,
                 life.swap_outs,
                 life.swapped_blocks,
+                life.rerouted,
             )
         )
 
 
 # Prefill tokens and decodes are those of each iteration of the run, the rest is as of its first.
+# A row of 0 iterations is a step that was lost in a failure, up to that.
 # A replica of several stages has a row for each stage (from 1) that a batch, or run, has left: from
 # when it entered to when it moved on; busy_ns of that it received activations and computed, the
 # rest it waited for the next stage. Time of a stage in no row, or not busy in one, is a bubble.
@@ -371,6 +397,9 @@ SERIES_COLUMNS = (
     "cached_blocks",
     "lost_blocks",
 )
+# `lost` requests had to leave because of the change.
+CHANGES = ("failed", "restored", "draining", "gone", "added", "slowed")
+CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
 TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
 
 
@@ -396,7 +425,8 @@ class SimulationResult:
             handed over while running.
         events: Columns `EVENT_COLUMNS`, changes of state; None if not recorded.
         series: Columns `SERIES_COLUMNS` on a fixed grid.
-        transfers: Columns `TRANSFER_COLUMNS`.
+        transfers: Columns `TRANSFER_COLUMNS`, those that ended.
+        changes: Columns `CHANGE_COLUMNS`, what happened to replicas; codes are those of `CHANGES`.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
             one more than the batches that were under way at once).
@@ -412,6 +442,7 @@ class SimulationResult:
     events: dict[str, Ints] | None
     series: dict[str, Ints]
     transfers: dict[str, Ints]
+    changes: dict[str, Ints] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
     spans: Ints = field(default_factory=lambda: np.zeros((0, 4), np.int64))

@@ -37,6 +37,9 @@ FIRST_RUN = 16
 _LONGEST_RUN = 4096
 _PATIENCE = 1000
 
+UP, DRAINING, FAILED, GONE = "up", "draining", "failed", "gone"
+"""Conditions of a replica: only one that is up takes requests (rules 78 and 82)."""
+
 
 @dataclass(frozen=True)
 class ReplicaSpec:
@@ -87,6 +90,10 @@ class Surroundings(Protocol):
         """Whether the replica has yet to send for the KV of somebody."""
         ...
 
+    def unsent_blocks(self, replica: Replica) -> int:
+        """Blocks that the replica will need for those whose KV it has not sent for."""
+        ...
+
     def may_find_more(self, replica: Replica) -> bool:
         """Whether what runs on the replica may help a transfer for which there was no room."""
         ...
@@ -103,6 +110,15 @@ class Surroundings(Protocol):
         """Whether its memory may come back through others: a transfer, or their work."""
         ...
 
+    @property
+    def may_return(self) -> bool:
+        """Whether a request that has left a replica may come back to it: others may fail."""
+        ...
+
+    def emptied(self, replica: Replica) -> None:
+        """The last request has left a draining replica."""
+        ...
+
 
 class Replica:
     """One model instance and its iteration loop.
@@ -116,7 +132,10 @@ class Replica:
         lives: The truth about each request that is here.
         found_tokens: Found cached by all admissions here, those after a preemption included.
         asked_tokens: Known at these admissions: what could have been found, and a token of each.
-        held_for_transfer: Blocks of requests that have left and whose KV is not yet fetched.
+        lost_blocks_then: Blocks that had lost their content when the replica last failed.
+        kept: Requests that have left and whose KV is not yet fetched, as their prefills ended.
+        held_for_transfer: Their blocks.
+        condition: ``up``, ``draining``, ``failed`` or ``gone`` (`sim.changes`).
         step_time: Length of iterations: the spec's model, bound to this replica.
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
@@ -132,6 +151,7 @@ class Replica:
         place: int,
         index: int,
         role: str,
+        rank: int | None = None,
         withholds_first_token: bool = False,
         loads_alone: bool = False,
         fast_forward: bool = True,
@@ -144,9 +164,39 @@ class Replica:
         self._notes_to = self.step_time if isinstance(self.step_time, ReplicaStepTime) else None
         self._asks_spread = asks_spread(self.step_time)
         self.place, self.index, self.role = place, index, role
+        self._recorder = recorder
+        self._set_up()
+        self.stage_busy_ns: list[int] = []
+        self.found_tokens = self.asked_tokens = self.lost_blocks_then = 0
+        self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
+        self.prefill_busy_ns = 0
+        self.iterations_by_rows: dict[int, int] = {}
+        self._surroundings = surroundings
+        self._keeps_steps = recorder.record.steps
+        self._keeps_events = recorder.record.events
+        self._keeps_decisions = recorder.record.decisions
+        self._fast_forward = fast_forward
+        self._check = check
+        self._late = self.policy.deliver_at_batch_end
+        self._withholds = withholds_first_token
+        self._loads_alone = loads_alone
+        self._finish_seq = 0
+        self.condition = UP
+        rank = place if rank is None else rank
+        self._turn = Phase.SCHEDULE + rank
+        self._step_end = Phase.STEP_END + rank
+        self._bell = Doorbell(env)
+        self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
+        self._idle = False
+        self._timer_ns = NEVER
+        self.process = env.process(self._run())
+
+    def _set_up(self) -> None:
+        """An instance with nothing in it: as at the start, and after a failure."""
+        spec = self.spec
         self.policy = copy.deepcopy(spec.policy)
         if self.policy.alone:
-            _refuse_company(spec, role)
+            _refuse_company(spec, self.role)
         self.policy.check(spec.num_blocks, spec.block_tokens, spec.max_model_len)
         self.watermark = self.policy.watermark_blocks(spec.num_blocks)
         self.kv = self.policy.memory(spec.num_blocks, spec.block_tokens)
@@ -161,7 +211,7 @@ class Replica:
         self.state = ReplicaState(
             self.kv,
             order,
-            role=role,
+            role=self.role,
             max_model_len=spec.max_model_len,
             watermark_blocks=self.watermark,
             host=self._host_memory(),
@@ -173,37 +223,14 @@ class Replica:
         self._makes_way = (
             self._changing is not None and self._changing.preempts and self.policy.preemptible
         )
-        self._keep_log(self.state.group, recorder)
+        self._keep_log(self.state.group, self._recorder)
         self.lives: dict[Request, Lifetime] = {}
-        self.stage_busy_ns: list[int] = []
+        self.kept: dict[Request, Lifetime] = {}
         self.held_for_transfer = self.outstanding = 0
-        self.unsent_blocks = 0  # for those handed over whose KV is not sent for yet
-        self.found_tokens = self.asked_tokens = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []
-        self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
-        self.prefill_busy_ns = 0
-        self.iterations_by_rows: dict[int, int] = {}
-        self._surroundings = surroundings
-        self._recorder = recorder
-        self._keeps_steps = recorder.record.steps
-        self._keeps_events = recorder.record.events
-        self._keeps_decisions = recorder.record.decisions
-        self._fast_forward = fast_forward
-        self._check = check
-        self._late = self.policy.deliver_at_batch_end
-        self._withholds = withholds_first_token
-        self._loads_alone = loads_alone
-        self._finish_seq = 0
         self._longest_run = FIRST_RUN
-        self._turn = Phase.SCHEDULE + place
-        self._step_end = Phase.STEP_END + place
-        self._bell = Doorbell(env)
-        self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
-        self._idle = False
-        self._timer_ns = NEVER
         self._barren_steps = 0
-        self.process = env.process(self._run())
 
     def _host_tier(self) -> TieredPrefixCache | None:
         """The cache, if it has a tier in host memory, which has to be behind a link."""
@@ -294,7 +321,7 @@ class Replica:
     @property
     def needed_blocks(self) -> int:
         """Blocks used, as of now, and those that whoever holds none yet will need."""
-        return self.used_blocks + self.state.waiting.blocks + self.unsent_blocks
+        return self.used_blocks + self.state.waiting.blocks + self._surroundings.unsent_blocks(self)
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of the request that would be found cached here now."""
@@ -311,7 +338,8 @@ class Replica:
         self.sync(passed=True)
         kv, state = self.kv, self.state
         used = kv.total_blocks - kv.free_blocks
-        return len(state.waiting), state.num_running, used, kv.cached_blocks, kv.lost_blocks
+        lost = self.lost_blocks_then + kv.lost_blocks
+        return len(state.waiting), state.num_running, used, kv.cached_blocks, lost
 
     # --- what reaches the replica
 
@@ -427,12 +455,92 @@ class Replica:
         del self.lives[request]
         request.seat = -1
         self.kv.release(request)
+        if self.condition == DRAINING and self.empty:
+            self._surroundings.emptied(self)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody is here, and nobody's KV is kept."""
+        return not (self.lives or self.kept)
+
+    def keep(self, request: Request, life: Lifetime) -> None:
+        """A request that leaves has its prompt's blocks kept for its transfer (rule 30)."""
+        self.kept[request] = life
+        self.held_for_transfer += self.kv.shrink(request, request.prompt_tokens)
 
     def free_held(self, request: Request) -> None:
         """Blocks of a request that has left, kept for its transfer, are free."""
         self.sync()
-        self.held_for_transfer -= self.kv.release(request)
+        del self.kept[request]
+        again = self._surroundings.may_return
+        self.held_for_transfer -= self.kv.release(request, again=again)
         self.relieved()
+        if self.condition == DRAINING and self.empty:
+            self._surroundings.emptied(self)
+
+    def fail(self) -> tuple[list[Lifetime], list[Lifetime]]:
+        """Lose the step in flight and all that is here; be as new, and empty (rule 54).
+
+        The cluster has taken out before whoever waits for KV or has it on its way.
+
+        Returns:
+            Those who were running, in order, then loaded; and those who waited, in order, swapped
+            ones first. Whoever had ended is in neither.
+        """
+        self._lose_step()
+        for request in list(self.state.running):
+            if request.group is not None:
+                self._leave_group(request)
+        seated = sorted((request for request in self.lives if request.seat >= 0), key=_by_seat)
+        begun = self._lost_lives([*seated, *self.state.loaded])
+        waiting = self._lost_lives([*self.state.swapped, *self.state.waiting])
+        moved_bytes = 0 if self.host_link is None else self.host_link.moved_bytes
+        self.lost_blocks_then += self.kv.lost_blocks
+        self._timer.call_off()
+        self._timer_ns = NEVER
+        self._set_up()
+        if self.host_link is not None:
+            self.host_link.moved_bytes = moved_bytes
+        return begun, waiting
+
+    def _lost_lives(self, requests: Iterable[Request]) -> list[Lifetime]:
+        """What becomes of requests whose replica fails: they are nowhere, and their KV is lost."""
+        lives = []
+        for request in requests:
+            life = self.lives[request]
+            if not life.ended:
+                life.lose(request.computed_then)
+                lives.append(life)
+        return lives
+
+    def _lose_step(self) -> None:
+        """Iterations that are over stand; the one in flight is logged as lost, and ends now."""
+        if not self.in_flight:
+            return
+        self.sync()
+        flight, now = self.in_flight.pop(), now_ns(self.env)
+        over = flight.applied
+        del flight.ends_ns[over:]
+        if over:
+            self._count(flight, over)
+        began = flight.ends_ns[-1] if over else flight.start_ns
+        if began < now:
+            self._log_lost(flight, began, now)
+        self._wake = self._wake.replace(0, self._turn)
+
+    def _log_lost(self, flight: Flight, began_ns: int, now: int) -> None:
+        """A step that was lost was busy, and computed nothing (rule 81)."""
+        self.busy_ns += now - began_ns
+        if flight.prefill_tokens:
+            self.prefill_busy_ns += now - began_ns
+        flight.ends_ns.append(now)
+        if self._keeps_steps:
+            used = self.kv.total_blocks - self.kv.free_blocks
+            waiting, busy = len(self.state.waiting), now - began_ns
+            self._recorder.step(self.place, flight, 0, began_ns, now, used, waiting, 1, busy)
+        if flight.notes is not None:
+            entry = flight.notes.decisions(flight, len(flight.ends_ns), self.place)[-1]
+            self._recorder.decisions.append(entry._replace(lost=True))
 
     def _take_out(self, request: Request) -> None:
         """A request without a seat leaves the queue in which it is, if it is in one."""
@@ -848,7 +956,7 @@ class Replica:
     def _deliver_all(self, request: Request, now: int) -> None:
         """The client gets, at once, all that the batch emitted for it."""
         life = self.lives[request]
-        tokens = request.emitted_then - life.delivered
+        tokens = request.emitted_then - (life.delivered - life.before)
         self._recorder.token(request.index, now, tokens)
         life.deliver(tokens, now)
 

@@ -228,11 +228,14 @@ class Request:
         held_blocks: Blocks of KV memory given to it explicitly; see `BlockPool.held`.
         seat: Rank in order of joining `running`; -1 while not running.
         preemptions: How often it was preempted on this replica.
+        emitted_before: Output tokens that are part of the prompt, as the replica that emitted them
+            failed (rule 80). Predictions count them.
     """
 
     __slots__ = (
         "computed_then",
         "deadline_ns",
+        "emitted_before",
         "emitted_then",
         "expected_cached_tokens",
         "group",
@@ -281,7 +284,7 @@ class Request:
         self.target_tokens = 0
         self.held_blocks = 0
         self.seat = -1
-        self.preemptions = 0
+        self.preemptions = self.emitted_before = 0
         # Progress at the moment it joined `group` (or now, outside a group).
         self.emitted_then = 0
         self.computed_then = 0

@@ -173,6 +173,12 @@ class Snapshots:
         self.views = [StaleView(replica) for replica in replicas]
         self._armed = False
 
+    def add(self, replica: Replica) -> None:
+        """One more replica, which is empty."""
+        view = StaleView(replica)
+        view.take(now_ns(self._env))
+        self.views.append(view)
+
     def wake(self) -> None:
         """Something is about to change from outside: go on taking snapshots."""
         if self._armed:

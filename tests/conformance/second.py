@@ -41,6 +41,23 @@ def load_second(shared: Path) -> Second:
     return Second(simulate, random_spec)
 
 
+CHUNK = 50
+"""Workloads of one test."""
+
+
+def covered(spec: Spec) -> bool:
+    """Whether `differs` says all there is to say: `sglang` has a comparison of its own."""
+    return all(x["policy"] != "sglang" for x in replicas_of(spec))
+
+
+def assert_alike(second: Second, kind: str, first: int) -> None:
+    """A chunk of workloads, from seed `first` on, on which both must agree."""
+    for seed in range(first, first + CHUNK):
+        spec = second.random_spec(seed, kind)
+        if covered(spec):
+            assert differs(second, spec) == [], f"{kind} {seed}"
+
+
 def replicas_of(spec: Spec) -> list[Spec]:
     """The replicas of all pools."""
     pools = spec.get("disaggregated")

@@ -1,4 +1,4 @@
-"""What the shipped configs on caches, routing and agents say is what their numbers show."""
+"""What the shipped configs on caches, routing, agents and money say is what their numbers show."""
 
 from __future__ import annotations
 
@@ -48,6 +48,35 @@ def stable_first_wins(m: Metrics) -> bool:
     )
 
 
+def two_h100_are_cheapest(m: Metrics) -> bool:
+    meets = {label: x for label, x in m.items() if x["slo_attainment"] >= 0.95}
+    cheapest = min(meets, key=lambda label: float(meets[label]["cost_usd"]))
+    hourly = {label: x["cost_usd"] / x["gpu_hours"] for label, x in m.items()}
+    return (
+        cheapest == "2 H100"
+        and "2 H200" in meets
+        and "4 A100" not in meets
+        and abs(hourly["2 H100"] - 3.99) < 1e-9
+        and abs(hourly["2 pairs of A100"] - 1.79) < 1e-9
+        and m["5 A100"]["slo_attainment"] > m["4 A100"]["slo_attainment"]
+    )
+
+
+def the_h200_belongs_behind(m: Metrics) -> bool:
+    front, behind = m["H200 to A100"], m["A100 to H200"]
+    hourly = [x["cost_usd"] / x["gpu_hours"] for x in (front, behind)]
+    return (
+        behind["slo_attainment"] > 0.95
+        and front["slo_attainment"] < 0.5
+        and behind["tpot_s"]["p99"] < front["tpot_s"]["p99"] / 1.5
+        and behind["ttft_s"]["mean"] > front["ttft_s"]["mean"]
+        and all(abs(each - (4.59 + 3 * 1.79) / 4) < 1e-9 for each in hourly)
+        and m["4 H200 colocated"]["cost_usd"]
+        > behind["cost_usd"]
+        > m["2 H200 colocated"]["cost_usd"]
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
@@ -59,6 +88,8 @@ def stable_first_wins(m: Metrics) -> bool:
         ),
         ("routing", affinity_finds_more, "Keeping a session on its replica finds"),
         ("prompt_order", stable_first_wins, "With the system prompt first"),
+        ("cost", two_h100_are_cheapest, "Two H100 serve this load for the least money"),
+        ("pd_heterogeneous", the_h200_belongs_behind, "Behind three A100 the H200 is worth more"),
     ],
 )
 def test_a_shipped_answer_has_the_direction_of_its_numbers(

@@ -1,0 +1,305 @@
+"""A cluster that changes: replicas fail, come back, are drained and added (rules 54 and 78 to 84).
+
+Changes happen in phase (2c) of their instants, in the order in which they are given.
+
+- ``fail``: the step in flight is lost whole and logged as lost, up to now; the KV of the replica,
+  its cache and its host memory are gone. Re-routed in phase (3) are, in this order: those running,
+  loaded, those whose KV is kept for the decode side as their prefills ended, swapped out, waiting.
+  (Rule 79 does not name swapped requests: they are the first of those that wait, as in rule 20.) Or
+  they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
+  way to the replica is called off, and its source hands it over again in (2d).
+- ``restore``: a replica that failed takes requests again, empty, from (2d) on.
+- ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
+- ``add``: one more replica like the first of its pool, with the next index, takes part from (2d).
+
+A fail of a replica that is gone by then, the last of its drain being over, changes nothing and is
+not recorded. A lost iteration has no number: the next one of the replica has it.
+
+A request that nobody takes who could run it waits at the router, in order of coming, and blocks no
+other (rule 78); arriving so, it is not judged by admission control. What still waits when nothing
+more can happen is ``unfinished``. Where replicas then only recompute, blocks being held for a
+decode replica that is gone, the run is ended by the watch for steps without tokens, after more of
+them than tokens are there, not at the first return of a state (rule 84): only the numbers of
+preemptions, steps and recomputed tokens of who is left unfinished tell the difference.
+
+Of the routers none is told of changes: an index of what was sent where (``prefix-aware``) does not
+know that a replica has lost its cache, as in the engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sim.clock import Instant, Phase, now_ns
+from sim.errors import ConfigError
+from sim.records import CHANGES, FAILED, LOST, Lifetime
+from sim.replica import DRAINING, GONE, UP, Replica
+from sim.replica import FAILED as DOWN
+
+if TYPE_CHECKING:
+    from simpy.events import Event
+
+    from sim.cluster import LiveCluster, Pool, Pull, Transfer
+
+OnFailure = Literal["reroute", "fail"]
+"""What becomes of the requests of a replica that fails."""
+
+REPLICA_FAILED = "replica_failed"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change, to be given to `simulate` with its instant.
+
+    Attributes:
+        what: ``fail``, ``restore``, ``drain`` or ``add``.
+        index: Position of the replica in its pool; for ``add`` it plays no part.
+        decode: Of the decode pool, not of the pool that requests enter.
+    """
+
+    what: Literal["fail", "restore", "drain", "add"]
+    index: int = 0
+    decode: bool = False
+
+    def __call__(self, live: LiveCluster) -> None:
+        """Make the change, in phase (2c).
+
+        Raises:
+            ConfigError: There is no such replica, or it is not in a condition to change so.
+        """
+        pool = live.decode if self.decode else live.entry
+        if pool is None:
+            raise ConfigError(f"{self.what}: there is no decode pool")
+        if self.what == "add":
+            live.changes.add(pool)
+            return
+        if not 0 <= self.index < len(pool.replicas):
+            raise ConfigError(
+                f"{self.what} of replica {self.index} of pool {pool.spec.name}: there is no such "
+                f"replica; choose from 0 to {len(pool.replicas) - 1}"
+            )
+        getattr(live.changes, self.what)(pool, pool.replicas[self.index])
+
+
+class Changes:
+    """What changes in a cluster, and who waits for it.
+
+    Attributes:
+        expected: Something changes in this run.
+        to_come: Changes whose instant is still to come.
+        all_arrived: No arrival of the trace is still to come.
+        at_router: Requests that wait for a replica, in order of coming.
+        stranded: Requests whose prefill has ended and that wait for a decode replica.
+    """
+
+    def __init__(self, live: LiveCluster) -> None:
+        self._live = live
+        self.expected = False
+        self.to_come = 0
+        self.all_arrived = False
+        self.at_router: list[Lifetime] = []
+        self.stranded: list[Pull] = []
+        self._again: list[Pull] = []  # their decode replica has just failed
+        self._lost: list[Lifetime] = []  # their replica has just failed
+        self._coming = False
+
+    def expect(self, changes: int) -> None:
+        """So many will be made."""
+        self.to_come += changes
+        self.expected = self.expected or changes > 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests wait for a replica and nothing more comes from outside."""
+        waits = bool(self.at_router or self.stranded)
+        return waits and self.all_arrived and not self.to_come
+
+    def may_help(self) -> bool:
+        """Whether memory may come back through changes still to come."""
+        return self.to_come > 0 or (bool(self.stranded) and not self.all_arrived)
+
+    # --- changes
+
+    def fail(self, pool: Pool, replica: Replica) -> None:
+        """Everything on the replica is lost; a draining one is gone."""
+        if replica.condition == GONE:
+            return
+        if replica.condition == DOWN:
+            raise _refused("fail", pool, replica)
+        self._call_off_transfers_to(replica)
+        kept = self._call_off_transfers_from(replica)
+        begun, waiting = replica.fail()
+        lost = [*begun, *kept, *waiting]
+        if replica.condition == UP:
+            pool.missing += 1
+        drained, replica.condition = replica.condition == DRAINING, DOWN
+        self._note("failed", replica, len(lost))
+        if drained:
+            self._is_gone(replica)
+        for life in lost:
+            self._live.note_event(life, LOST, replica)
+        self._lost += lost
+        self._call_arrivals()
+
+    def restore(self, pool: Pool, replica: Replica) -> None:
+        """A replica that failed is up again, and empty."""
+        if replica.condition != DOWN:
+            raise _refused("restore", pool, replica)
+        replica.condition = UP
+        pool.missing -= 1
+        self._note("restored", replica)
+        self._came_up()
+
+    def drain(self, pool: Pool, replica: Replica) -> None:
+        """It takes no more requests."""
+        if replica.condition != UP:
+            raise _refused("drain", pool, replica)
+        replica.condition = DRAINING
+        pool.missing += 1
+        self._note("draining", replica)
+        if replica.empty:
+            self._is_gone(replica)
+
+    def add(self, pool: Pool) -> None:
+        """One more replica."""
+        self._note("added", self._live.add(pool))
+        self._came_up()
+
+    def emptied(self, replica: Replica) -> None:
+        """Nothing is left on a draining replica: in (2c) of this instant it is gone."""
+
+        def look(_: Event) -> None:
+            if replica.condition == DRAINING and replica.empty:
+                self._is_gone(replica)
+
+        Instant(self._live.env, 0, Phase.CLUSTER_EVENT).callbacks.append(look)
+
+    def _is_gone(self, replica: Replica) -> None:
+        replica.condition = GONE
+        self._note("gone", replica)
+
+    def _note(self, change: str, replica: Replica, lost: int = 0) -> None:
+        row = (now_ns(self._live.env), replica.place, CHANGES.index(change), lost)
+        self._live.recorder.changes.extend(row)
+
+    # --- KV on its way
+
+    def _call_off_transfers_to(self, replica: Replica) -> None:
+        """Whoever has KV on its way there, or waits for it, is handed over again (rule 81)."""
+        live = self._live
+        for transfer in [t for t in live.transfers.values() if t.target is replica]:
+            transfer.call_off()
+            del live.transfers[transfer.request.index]
+            if transfer.life.ended:
+                transfer.source.free_held(transfer.held)
+                transfer.source.notify()
+            else:
+                self._hand_over_again(transfer)
+            del replica.lives[transfer.request]
+        for pull in live.pulls[replica]:
+            self._hand_over_again(pull)
+            del replica.lives[pull.request]
+        live.pulls[replica].clear()
+
+    def _hand_over_again(self, before: Pull | Transfer) -> None:
+        life = before.life
+        life.request = life.where = None
+        life.decode_replica = -1
+        self._again.append(self._live.pull_of(life, before.source, before.held))
+        self._live.call_hand_over()
+
+    def _call_off_transfers_from(self, source: Replica) -> list[Lifetime]:
+        """Whoever's KV was kept there, in the order in which their prefills ended, is lost."""
+        kept = []
+        for held, life in source.kept.items():
+            self._call_off(life)
+            if not life.ended:
+                life.lose(held.computed_then)
+                kept.append(life)
+        return kept
+
+    def _call_off(self, life: Lifetime) -> None:
+        """A request between the pools loses its source: its target gives back what it reserved."""
+        live = self._live
+        transfer = live.transfers.pop(life.arrival.index, None)
+        if transfer is not None:
+            transfer.call_off()
+            self._forget(life, transfer.target)
+            return
+        queues = [live.hand_overs, self._again, self.stranded, *live.pulls.values()]
+        for queue in queues:
+            pull = next((pull for pull in queue if pull.life is life), None)
+            if pull is not None:
+                queue.remove(pull)
+                break
+        if life.where is not None:
+            self._forget(life, life.where)
+
+    def _forget(self, life: Lifetime, target: Replica) -> None:
+        request = life.request
+        assert request is not None
+        target.sync()
+        if not life.ended:
+            target.sign_off(request)
+        target.forget(request)
+        target.relieved()
+        target.notify()
+
+    # --- who waits
+
+    def to_hand_over(self) -> list[Pull]:
+        """Phase (2d): those who have waited, then those whose decode replica has just failed."""
+        pulls, self.stranded, self._again = [*self.stranded, *self._again], [], []
+        return pulls
+
+    def withdraw(self, life: Lifetime) -> None:
+        """Its client gives up while it waits for a replica to come up."""
+        if life in self.at_router:
+            self.at_router.remove(life)
+        else:
+            self._live.not_sent(self.stranded, life)
+
+    def _came_up(self) -> None:
+        if self.stranded:
+            self._live.call_hand_over()
+        self._call_arrivals()
+
+    def _call_arrivals(self) -> None:
+        """Those who wait, and who are routed again, come before other arrivals of this instant."""
+        if not self._coming:
+            self._coming = True
+            Instant(self._live.env, 0, Phase.ARRIVAL - 1).callbacks.append(self._route)
+
+    def _route(self, _: Event) -> None:
+        """Phase (3), first those who waited at the router, then those whose replica failed."""
+        self._coming = False
+        live = self._live
+        waiting, self.at_router = self.at_router, []
+        for life in waiting:
+            if not live.place(life, live.request_of(life, at_entry=True)):
+                self.at_router.append(life)
+        lost, self._lost = self._lost, []
+        for life in lost:
+            self._route_again(life)
+
+    def _route_again(self, life: Lifetime) -> None:
+        live, reason = self._live, REPLICA_FAILED
+        if live.spec.on_failure == "reroute":
+            request = live.request_of(life, at_entry=True)
+            refused = live.refusal(life, request)
+            if refused is None:
+                life.rerouted += 1
+                if not live.place(life, request):
+                    self.at_router.append(life)
+                return
+            reason = refused
+        live.end(life, FAILED, reason, now_ns(live.env))
+
+
+def _refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
+    can = {UP: "fail or drain", DRAINING: "fail", DOWN: "restore", GONE: "nothing"}
+    return ConfigError(
+        f"{what} of replica {replica.index} of pool {pool.spec.name}: it is {replica.condition}; "
+        f"what can happen to it then: {can[replica.condition]}"
+    )
