@@ -316,6 +316,7 @@ def _replica(
     if policy.alone:
         _check_alone(pool, role, where)
     host_link.check(policy, stages, place)
+    host_link.check_disk(pool, policy, where("pools", role, "kv"))
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
     )
@@ -331,6 +332,10 @@ def _replica(
         gpus=tp * len(stages),
         host_bandwidth_bytes_per_s=host_link.bandwidth(pool, policy, device, stages),
         host_overlap=pool.kv.host_overlap,
+        disk_read_bytes_per_s=pool.kv.disk_bandwidth_bytes_per_s if policy.uses_disk else None,
+        disk_write_bytes_per_s=(
+            pool.kv.disk_write_bandwidth_bytes_per_s if policy.uses_disk else None
+        ),
         nic_bytes_per_s=pool.nic_bytes_per_s,
         kind=PipelineReplica if len(stages) > 1 else None,
     )

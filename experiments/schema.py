@@ -225,8 +225,15 @@ class KV(Strict):
     """Memory kept for activations, bytes per GPU. Default: stated by the model's sheet."""
     host_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
     """Of the link to host memory, one direction, all GPUs of a replica together, for policies that
-    move KV there (``vllm-v0`` with ``preemption: swap``). Default: the device's host link, from its
+    move KV there (``vllm-v0`` with ``preemption: swap``, ``vllm-v1`` with ``host_cache_blocks``).
+    Default: the device's host link, from its
     data sheet, times the GPUs."""
+    disk_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of the disk behind host memory, all GPUs of a replica together, for ``vllm-v1`` with
+    ``disk_cache_blocks``, which needs it: there is no default. Reading, and writing too unless the
+    next key is given."""
+    disk_write_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of the same disk, where it writes at another rate."""
     host_overlap: bool = False
     """Copies over the host link run beside a step, which takes the longer of the two; else they
     come before it."""

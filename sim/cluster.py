@@ -737,7 +737,7 @@ class LiveCluster:
                 step_time=replica.step_time.describe(),
                 step_time_usage=replica.step_time_usage,
                 stage_busy_ns=tuple(replica.stage_busy_ns),
-                host_bytes=0 if replica.host_link is None else replica.host_link.moved_bytes,
+                **replica.tier_facts(),
                 iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
                 lost_blocks=(
                     replica.lost_blocks_then + replica.kv.lost_blocks

@@ -410,6 +410,11 @@ class Policy:
         return self.host_memory_blocks > 0
 
     @property
+    def uses_disk(self) -> bool:
+        """Whether KV moves between the host and a disk."""
+        return False
+
+    @property
     def host_memory_blocks(self) -> int:
         """Blocks of host memory to which victims are swapped out; 0 if they are recomputed."""
         return 0

@@ -85,9 +85,10 @@ def differs(second: Second, spec: Spec) -> list[str]:
             lines.append(f"{name}: {type(error).__name__}: {error}")
             continue
         lines += [f"{name}: {x}" for x in [*differences(want, got), *_unlike(facts, ours.facts)]]
-        wrong = {x: n for x, n in expected.host_bytes.items() if ours.host_bytes[x] != n}
         lines += [
-            f"{name}: {x}: {n} host bytes, got {ours.host_bytes[x]}" for x, n in wrong.items()
+            f"{name}: {x}: {n} bytes over the link, read and written, got {ours.tier_bytes[x]}"
+            for x, n in expected.tier_bytes.items()
+            if ours.tier_bytes[x] != n
         ]
     return lines
 
@@ -100,7 +101,7 @@ class _Ours(NamedTuple):
     """What our run says beyond what the base reference says."""
 
     facts: Facts
-    host_bytes: dict[str, int]
+    tier_bytes: dict[str, list[int]]
 
 
 def _observed(spec: Spec, *, fast_forward: bool) -> tuple[Observed, _Ours]:
@@ -112,7 +113,10 @@ def _observed(spec: Spec, *, fast_forward: bool) -> tuple[Observed, _Ours]:
     for x in result.decisions:
         found = {i: tokens for i, tokens in x.cached.items() if tokens}
         facts.setdefault(names[x.replica], []).append([found, x.lost_blocks])
-    moved = {names[i]: x.host_bytes for i, x in enumerate(result.replicas)}
+    moved = {
+        names[i]: [x.host_bytes, x.disk_read_bytes, x.disk_written_bytes]
+        for i, x in enumerate(result.replicas)
+    }
     return adapter.observe_result(spec, result, names), _Ours(facts, moved)
 
 
