@@ -640,6 +640,11 @@ class LiveCluster:
         """Whether the replica has yet to send for the KV of somebody."""
         return bool(self.pulls[replica])
 
+    def unsent_blocks(self, replica: Replica) -> int:
+        """Blocks that the replica will need for those whose KV it has not sent for."""
+        blocks_for = replica.kv.blocks_for
+        return sum(blocks_for(pull.request.known_tokens) for pull in self.pulls[replica])
+
     def may_find_more(self, replica: Replica) -> bool:
         """Whether what runs on the replica may help the first request that waits for its KV."""
         pulls = self.pulls[replica]

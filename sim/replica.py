@@ -95,6 +95,10 @@ class Surroundings(Protocol):
         """Whether the replica has yet to send for the KV of somebody."""
         ...
 
+    def unsent_blocks(self, replica: Replica) -> int:
+        """Blocks that the replica will need for those whose KV it has not sent for."""
+        ...
+
     def may_find_more(self, replica: Replica) -> bool:
         """Whether what runs on the replica may help a transfer for which there was no room."""
         ...
@@ -338,6 +342,11 @@ class Replica:
         """Blocks held or kept for a transfer, as of now."""
         self.sync()
         return self.kv.total_blocks - self.kv.free_blocks
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks used, as of now, and those that whoever holds none yet will need."""
+        return self.used_blocks + self.state.waiting.blocks + self._surroundings.unsent_blocks(self)
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of the request that would be found cached here now."""
