@@ -296,13 +296,65 @@ METRICS: dict[str, Metric] = {
             of_requests=False,
         ),
         Metric(
+            "gpu_found_tokens",
+            "Found on GPU",
+            "tokens",
+            "Tokens found in the GPU's own blocks by all admissions of the run, those after a "
+            "preemption included. Absent where nothing moved between a prefix cache and the host.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "host_found_tokens",
+            "Found in host memory",
+            "tokens",
+            "Tokens that admissions of the run loaded from host memory instead of computing them. "
+            "Absent where nothing moved between a prefix cache and the host.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "disk_found_tokens",
+            "Found on disk",
+            "tokens",
+            "Tokens that admissions of the run loaded from disk, through host memory. Absent where "
+            "nothing was written to a disk.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "tier_hit_rate_tokens",
+            "Loaded from host or disk",
+            "",
+            "Tokens loaded from host memory or disk / tokens known at admission, of all admissions "
+            "of the run. Absent where nothing moved between a prefix cache and the host.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "host_bytes",
+            "Over the host link",
+            "bytes",
+            "KV that a prefix cache moved to host memory and back, over the whole run. Absent "
+            "where nothing moved.",
+            of_requests=False,
+        ),
+        Metric(
+            "disk_bytes",
+            "Read and written on disk",
+            "bytes",
+            "KV read from a disk behind host memory and written to it, over the whole run. Absent "
+            "where nothing was.",
+            of_requests=False,
+        ),
+        Metric(
             "reuse_distance",
             "Reuse distance",
             "tokens",
             "Tokens of other blocks used since a block was last used, of the blocks of prompts "
-            "that occur again: an LRU cache finds a block if it is larger. Of the whole trace, its "
-            "requests one after the other, in its own blocks; of up to 20,000 requests. Absent "
-            "without a prefix cache, and where nothing is known of the prompts.",
+            "that occur again: an LRU cache finds a block if it is larger. Of all requests in "
+            "order of arrival, one after the other, in blocks of the trace; of up to 20,000 "
+            "requests. Absent without a prefix cache, and where nothing is known of the prompts.",
             "neither",
             spread=True,
             of_requests=False,

@@ -23,6 +23,7 @@ class Replica:
 
     def __init__(self, name, lost_blocks=None):
         self.name, self.lost_blocks = name, lost_blocks
+        self.host_bytes = 0
 
 
 class Run:
