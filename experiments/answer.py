@@ -192,25 +192,28 @@ def _parsed(text: str, labels: Sequence[str], where: str) -> tuple[Node, str]:
 def check_names(
     references: Iterable[Reference], names: Mapping[tuple[str, str], Sequence[str]], where: str
 ) -> None:
-    """Refuse classes and tenants that a workload does not have.
+    """Refuse classes, tenants and pools that a variant does not have.
 
     Args:
         references: Those of an answer.
-        names: (variant, ``classes`` or ``tenants``) to the names that its workload has.
+        names: (variant, ``classes``, ``tenants`` or ``pools``) to the names that it has.
         where: File and key, for messages.
 
     Raises:
         ConfigError: One of them is not there, or is alone: then nothing is counted apart.
     """
-    kinds = {"classes": "request class", "tenants": "tenant"}
+    kinds = {"classes": "request class", "tenants": "tenant", "pools": "pool"}
     for each in references:
         if not each.group:
             continue
         known, kind = names[each.variant, each.group], kinds[each.group]
         if each.name not in known:
-            hint = nearest(each.name, known) or "; its workload has none"
+            none = "; they have numbers where the config asks for cost"
+            hint = nearest(each.name, known) or (
+                none if each.group == "pools" else "; its workload has none"
+            )
             raise ConfigError(f"{where}: {each.text}: no {kind} {each.name!r}{hint}")
-        if len(known) < 2:
+        if len(known) < 2 and each.group != "pools":
             raise ConfigError(
                 f"{where}: {each.text}: its workload has this {kind} only; leave it out"
             )

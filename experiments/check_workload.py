@@ -12,7 +12,7 @@ from experiments.explain import shown
 from experiments.names import unknown
 from experiments.requests import generator_of, parts_of, trace_path
 from experiments.schema import Delay, Part, Patience, Source, Workload
-from sim.errors import ConfigError
+from sim.errors import ConfigError, closest
 
 _BELONGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -122,6 +122,12 @@ def _check_preset(source: Source, where: Where) -> None:
 
     assert source.preset is not None
     name = source.preset.get("name")
+    if name is None:
+        slips = [key for key in source.preset if closest(key, ("name",))]
+        hint = "".join(f", not {key}: try name" for key in slips[:1])
+        raise ConfigError(
+            f"{where('preset')}: its name is missing, as in {{name: system-prompts}}{hint}"
+        )
     if name not in (*PRESETS, *GENERATORS):
         raise ConfigError(f"{where('preset')}: {unknown('preset', name, (*PRESETS, *GENERATORS))}")
     if name in PRESETS and len(source.preset) > 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from experiments import host_link, parts, pipeline, schema, step_times
+from experiments import changes, host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -97,15 +97,20 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         transfer=None if transfer is None else _transfer(experiment),
         predictor=predictor,
         admission=_admission(experiment, where),
+        on_failure=experiment.on_failure,
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
-    names = tuple(
+    names = [
         f"{pool.name}-{position}"
         for pool in built.values()
         for position in range(len(pool.replicas))
-    )
-    return Built(cluster, tuple(notes), gpus, min(limits, default=None), names)
+    ]
+    counts = {role: len(pool.replicas) for role, pool in built.items()}
+    for role in changes.roles_of_added(experiment):
+        names.append(f"{POOL_NAMES[role]}-{counts[role]}")
+        counts[role] += 1
+    return Built(cluster, tuple(notes), gpus, min(limits, default=None), tuple(names))
 
 
 def with_model_limits(experiment: Experiment, folder: Path, where: Where) -> Experiment:
@@ -317,6 +322,7 @@ def _replica(
     if policy.alone:
         _check_alone(pool, role, where)
     host_link.check(policy, stages, place)
+    host_link.check_disk(pool, policy, where("pools", role, "kv"))
     step_time = pipeline.step_time(
         pool, model, device, stages, where("pools", role, "step_time"), folder
     )
@@ -332,6 +338,10 @@ def _replica(
         gpus=tp * len(stages),
         host_bandwidth_bytes_per_s=host_link.bandwidth(pool, policy, device, stages),
         host_overlap=pool.kv.host_overlap,
+        disk_read_bytes_per_s=pool.kv.disk_bandwidth_bytes_per_s if policy.uses_disk else None,
+        disk_write_bytes_per_s=(
+            pool.kv.disk_write_bandwidth_bytes_per_s if policy.uses_disk else None
+        ),
         nic_bytes_per_s=pool.nic_bytes_per_s,
         kind=PipelineReplica if len(stages) > 1 else None,
     )
@@ -457,6 +467,9 @@ def work(experiment: Experiment, folder: Path) -> ModelWork:
 def _hardware(experiment: Experiment) -> list[Hardware]:
     from sim.model_work import Hardware
 
+    pools = pools_of(experiment)
+    present = [pool for pool in pools.values() for _ in range(pool.replicas)]
+    present += [pools[role] for role in changes.roles_of_added(experiment)]
     return [
         Hardware(
             device=specs.load_device(pool.device),
@@ -467,6 +480,5 @@ def _hardware(experiment: Experiment) -> list[Hardware]:
             pipeline_parallel=pool.pipeline_parallel,
             zipf=pool.expert_imbalance.zipf,
         )
-        for pool in pools_of(experiment).values()
-        for _ in range(pool.replicas)
+        for pool in present
     ]

@@ -587,7 +587,8 @@ def _known(path: Sequence[str | int]) -> tuple[str, Iterable[str]]:
             model = _model_in(field.annotation)
     in_pool = path[0] == "pools" and len(path) == 2
     more = ("engine", *engines.FLAGS) if in_pool else ()
-    return str(path[-1]), (*model.model_fields, *more)
+    owner = "a part of a mix" if isinstance(path[-1], int) else str(path[-1])
+    return owner, (*model.model_fields, *more)
 
 
 def _model_in(annotation: Any) -> type[BaseModel]:

@@ -28,7 +28,8 @@ _EXPECTED: Mapping[str, Callable[[_Context], str]] = MappingProxyType(
         "less_than": lambda context: f"less than {context['lt']:g}",
         "less_than_equal": lambda context: f"at most {context['le']:g}",
         "literal_error": lambda context: _one_of(_choices(context)),
-        "too_short": lambda context: f"{context['min_length']} values",
+        "string_pattern_mismatch": lambda _: "a name",
+        "too_short": lambda context: _at_least(context["min_length"], context["key"]),
         "too_long": lambda context: f"{context['max_length']} values",
     }
 )
@@ -42,7 +43,8 @@ def explain(errors: Sequence[Any]) -> str:
     if first["type"] not in _EXPECTED:
         return str(first["msg"]).removeprefix("Value error, ")
     known = [error for error in errors if error["type"] in _EXPECTED]
-    parts = dict.fromkeys(_EXPECTED[error["type"]](error.get("ctx", {})) for error in known)
+    key = {"key": first["loc"][-1] if first["loc"] else None}
+    parts = dict.fromkeys(_EXPECTED[each["type"]]({**each.get("ctx", {}), **key}) for each in known)
     expected = " or ".join(parts)
     if len(errors) == 1 and first["type"] == "literal_error" and len(_choices(first["ctx"])) == 1:
         expected += ": nothing else is modelled"
@@ -72,6 +74,12 @@ def placed(where: str, error: Exception) -> str:
     return f"{where}: {message.removeprefix(f'{key}: ')}"
 
 
+def in_file(source: str, error: Exception) -> str:
+    """An error about a key of a workload, which is found when it is made, with the file's name."""
+    message = str(error)
+    return f"{source}: {message}" if message.startswith(("workload.", "workload:")) else message
+
+
 def shown(value: object) -> str:
     """A value as it stands in YAML, shortened."""
     if value is None or isinstance(value, bool):
@@ -92,6 +100,11 @@ def _nearest(errors: Sequence[Any]) -> str:
 
 def _one_of(choices: Sequence[str]) -> str:
     return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+
+
+def _at_least(values: int, key: object) -> str:
+    one = "at least one part" if key == "mix" else "at least one value"
+    return one if values == 1 else f"{values} values"
 
 
 def _choices(context: _Context) -> list[str]:

@@ -10,7 +10,7 @@
     product    = sign {("*" | "/") sign}
     sign       = "-" sign | atom
     atom       = number | 'text' | "text" | "(" choice ")" | reference
-    reference  = variant "." [("classes" | "tenants") "." name "."] metric ["." statistic]
+    reference  = variant "." [("classes" | "tenants" | "pools") "." name "."] metric ["." statistic]
 
 Metrics and statistics are those of ``phasewise metrics``; ``requests.finished`` and the like count
 measured requests, ``sessions.skipped`` and the like sessions in closed loop.
@@ -46,8 +46,8 @@ COUNTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Counts that stand beside the metrics: of measured requests, and of sessions in closed loop."""
 LONGEST = 500
 """Characters of an expression: whoever needs more says too much in one."""
-GROUPS = ("classes", "tenants")
-"""Parts of a summary with the metrics of a part of the requests, by name."""
+GROUPS = ("classes", "tenants", "pools")
+"""Parts of a summary with the metrics of a part of the requests, or of the replicas, by name."""
 _BY_NAME: Mapping[str, Metric] = MappingProxyType({m.name_in_files: m for m in METRICS.values()})
 
 
@@ -62,8 +62,8 @@ class Reference:
     Attributes:
         text: As written.
         variant: Its label.
-        group: ``classes`` or ``tenants``, or empty for all requests.
-        name: Of the class or tenant.
+        group: ``classes``, ``tenants`` or ``pools``, or empty for the whole run.
+        name: Of the class, tenant or pool.
         metric: Name in ``summary.json``.
         statistic: Of its distribution, or empty.
     """
@@ -355,6 +355,8 @@ def _resolved(text: str, label: str, path: str) -> Reference:
 def _statistics(metric: str, group: str, text: str) -> tuple[str, ...]:
     """What may stand behind the name of a metric; an empty text for one number."""
     known = _BY_NAME.get(metric)
+    if group == "pools":
+        return _of_pools(metric, text)
     if group and (metric == "sessions" or (known is not None and not known.of_requests)):
         raise ConfigError(f"{text}: {metric} is of the whole run, and not of one of its {group}")
     if metric in COUNTS:
@@ -363,3 +365,10 @@ def _statistics(metric: str, group: str, text: str) -> tuple[str, ...]:
         names = [name for name, each in _BY_NAME.items() if each.of_requests or not group]
         raise ConfigError(f"{text}: no metric {metric!r}{nearest(metric, [*names, *COUNTS])}")
     return STATISTICS if known.spread else ("",)
+
+
+def _of_pools(metric: str, text: str) -> tuple[str, ...]:
+    names = [name for name, each in _BY_NAME.items() if each.of_pools]
+    if metric not in names:
+        raise ConfigError(f"{text}: pools have no {metric!r}{nearest(metric, names)}")
+    return ("",)

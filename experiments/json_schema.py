@@ -88,7 +88,8 @@ def _answer(definitions: Schema) -> Schema:
         "anyOf": [sentence, {"type": "array", "minItems": 1, "items": entry}, {"type": "null"}],
         "description": "What the numbers say, in one sentence, printed below the table. Numbers "
         "stand in braces as variant.metric.statistic with a format: {a.ttft_s.p99:.2f}, "
-        "{a.slo_attainment:.0%}, of a class {a.classes.chat.ttft_s.p99}, also calculated: "
+        "{a.slo_attainment:.0%}, of a class {a.classes.chat.ttft_s.p99}, of a pool "
+        "{a.pools.decode.cost_usd:.2f}, also calculated: "
         "{1 - a.ttft_s.mean / b.ttft_s.mean:.0%}, or as words: {'less' if a.ttft_s.mean < "
         "b.ttft_s.mean else 'not less'}. In a list the first entry is said whose when holds.",
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import bundle, cluster, notes
 from experiments.bundle import Bundle, BundleError, Head
-from experiments.check_answer import check_answer
+from experiments.check_answer import check_answer, planned_workload
 from experiments.config import Plan
 from experiments.names import unknown
 from experiments.run import FailedRunError, InterruptedRunError, Job, jobs_of, run_jobs
@@ -139,13 +139,12 @@ def _print_notes(bundles: Sequence[Head]) -> None:
 def check(plan: Plan, *, as_json: bool = False) -> None:
     """Build everything that a plan would run, and say what that is."""
     from experiments.variant import window_of
-    from experiments.workload import build_workload
 
     check_answer(plan)
     rows: list[dict[str, Any]] = []
     for experiment in plan.variants:
         built = cluster.build(experiment, plan.folder)
-        workload = build_workload(experiment, plan.folder, built.max_model_len)
+        workload = planned_workload(plan, experiment, built.max_model_len)
         window_of(experiment, workload)
         pools = cluster.pools_of(experiment)
         rows.append(

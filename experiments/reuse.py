@@ -1,6 +1,6 @@
-"""What a workload's own order of prompts offers a prefix cache, whatever serves it.
+"""What the order of prompts offers a prefix cache, whatever serves it.
 
-Requests one after the other, in trace order; see `traces.reuse`.
+Requests one after the other, each holding its blocks until the next; see `traces.reuse`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POINTS = 60
 
 
 def reuse_of(trace: Trace) -> dict[str, Any] | None:
-    """Reuse distances and LRU hits by capacity, as values that JSON can hold.
+    """Reuse distances and LRU hits by capacity, in the order of the rows, as values for JSON.
 
     The reuse distance of a block is how many tokens of other blocks were used since its last use.
     An LRU cache finds it if it is larger.

@@ -11,6 +11,7 @@ from typing import Literal
 
 from experiments import bundle
 from experiments.config import Plan, folders_of
+from experiments.explain import in_file
 from experiments.schema import Experiment
 from experiments.variant import Fingerprint, Progress, fingerprints, run_variant
 from sim.errors import BeyondTablesError, ConfigError, PhasewiseError, TraceError
@@ -27,6 +28,7 @@ class Job:
         position: Its place in the plan.
         folder: Where its results go.
         prints: Hashes of all that its results depend on.
+        source: The config, for messages.
         state: How far it is.
         now_ns: Simulated time.
         ended: Requests that have ended.
@@ -40,6 +42,7 @@ class Job:
     position: int
     folder: Path
     prints: Fingerprint
+    source: str = "config"
     state: State = "waiting"
     now_ns: int = 0
     ended: int = 0
@@ -77,7 +80,7 @@ def jobs_of(plan: Plan, out: Path) -> list[Job]:
     prints = fingerprints(plan.variants, plan.folder)
     names = folders_of([experiment.label for experiment in plan.variants])
     for position, (experiment, its) in enumerate(zip(plan.variants, prints, strict=True)):
-        job = Job(experiment, position, out / names[position], its)
+        job = Job(experiment, position, out / names[position], its, plan.source)
         job.damage = _damage(job)
         if not job.damage and _valid(job):
             job.state = "reused"
@@ -165,9 +168,12 @@ def run_job(job: Job, folder: Path, progress: Progress) -> None:
         progress: Told now and then how far it is, and at the end.
     """
     with bundle.replacing(job.folder) as partial:
-        made = run_variant(
-            job.experiment, folder, prints=job.prints, progress=progress, steps_folder=partial
-        )
+        try:
+            made = run_variant(
+                job.experiment, folder, prints=job.prints, progress=progress, steps_folder=partial
+            )
+        except ConfigError as error:
+            raise ConfigError(in_file(job.source, error)) from None
         bundle.write_files(made, partial)
 
 

@@ -179,7 +179,7 @@ class Source(Strict):
 class Part(Source):
     """One of several workloads that are mixed."""
 
-    request_class: str | None = None
+    request_class: Annotated[str, Field(pattern=r"\S")] | None = None
     """Class of all its requests. Default: the preset's, or the trace's column."""
     share: Ratio | None = None
     """Its share of the mix's `requests` and `arrivals`, beside those of the other parts, instead of
@@ -225,8 +225,15 @@ class KV(Strict):
     """Memory kept for activations, bytes per GPU. Default: stated by the model's sheet."""
     host_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
     """Of the link to host memory, one direction, all GPUs of a replica together, for policies that
-    move KV there (``vllm-v0`` with ``preemption: swap``). Default: the device's host link, from its
+    move KV there (``vllm-v0`` with ``preemption: swap``, ``vllm-v1`` with ``host_cache_blocks``).
+    Default: the device's host link, from its
     data sheet, times the GPUs."""
+    disk_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of the disk behind host memory, all GPUs of a replica together, for ``vllm-v1`` with
+    ``disk_cache_blocks``, which needs it: there is no default. Reading, and writing too unless the
+    next key is given."""
+    disk_write_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Of the same disk, where it writes at another rate."""
     host_overlap: bool = False
     """Copies over the host link run beside a step, which takes the longer of the two; else they
     come before it."""
@@ -375,6 +382,20 @@ class Admission(Strict):
     """Refuse on a predicted TTFT, such as {max_ttft_s: 2}."""
 
 
+class Change(Strict):
+    """What happens to a replica at an instant (`sim.changes`)."""
+
+    at_s: NotNegative
+    """When, seconds from the start."""
+    what: Literal["fail", "restore", "drain", "add"]
+    """``fail``: its step in flight and all KV are lost; ``restore``: one that failed is up again,
+    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more."""
+    pool: Literal["prefill", "decode"] | None = None
+    """Which of two pools; with one pool, leave it out."""
+    replica: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 0
+    """Position in its pool, from 0; for ``add``, of one that the new one is like."""
+
+
 class Pools(Strict):
     """Either one colocated pool, or a prefill and a decode pool with the link between them."""
 
@@ -459,6 +480,11 @@ class Common(Strict):
     themselves: what they sent where, and what has ended. 0: the state as it is."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
+    events: list[Change] = []
+    """Changes of the cluster, such as [{at_s: 60, what: fail, replica: 1}]. Those of one instant
+    happen in the order of the list."""
+    on_failure: Literal["reroute", "fail"] = "reroute"
+    """Requests of a replica that fails go to another one and prefill what they have, or fail."""
     predictor: Named | None = None
     """Guesses output lengths for the orders that need it (``phasewise list predictors``)."""
     decode_router: Named | None = None

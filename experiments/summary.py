@@ -245,6 +245,7 @@ def _over_time(
         at_points["kv_cached"] = cache_metrics.kv_cached(series, replicas, run.window_ns)
         at_points["kv_free"] = cache_metrics.kv_free(series, replicas, run.window_ns)
         values["evicted_tokens"] = cache_metrics.evicted_tokens(replicas)
+        values |= cache_metrics.of_tiers(replicas)
     return values | {key: metrics.distribution(shares) for key, shares in at_points.items()}
 
 

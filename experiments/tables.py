@@ -212,6 +212,7 @@ def _measures() -> list[Column]:
 _OF_SOME = (
     Column("swap_outs", "Swapped", "out", "lower"),
     Column("prefix_hit_rate_tokens", "Prefix", "hits (%)", "higher", 100.0),
+    Column("tier_hit_rate_tokens", "Of them from", "host, disk (% of all)", "higher", 100.0),
     Column("jain_served_tokens", "Fairness", "of tenants", "higher"),
     Column("imbalance_served_tokens", "Imbalance", "max/mean", "lower"),
     Column("cost_usd", "Cost", "($)", "lower"),

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments import cluster, hashes, pipeline
+from experiments import changes, cluster, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.requests import depends_on_ends, trace_paths
-from experiments.reuse import reuse_of
+from experiments.reuse import MOST_REQUESTS, reuse_of
 from experiments.schema import Experiment
 from experiments.step_times import table_files
 from experiments.summary import summarize
@@ -140,6 +140,7 @@ def run_variant(
             fast_forward=experiment.fast_forward,
             check=experiment.check,
             record=_record(experiment, workload.trace, file),
+            cluster_events=changes.events_of(experiment),
             progress=_with_total(progress, len(workload.trace)),
         )
     if progress is not None:
@@ -150,6 +151,7 @@ def run_variant(
     notes += sources_of(experiment)
     bundle = _bundle(experiment, folder, workload, built, result, windows)
     notes += _of_sessions(workload, bundle.summary)
+    notes += changes.report(result, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
     bundle.wallclock = {
@@ -276,7 +278,7 @@ def _bundle(
     summary = summarize(
         {**requests, "saved_prefill_s": saved},
         itl=gaps,
-        reuse=reuse_of(workload.trace) if has_cache(result.replicas) else None,
+        reuse=_reuse(workload.trace, result) if has_cache(result.replicas) else None,
         tenant_itl=_gaps(result, groups, tenants) if len(tenants) > 1 else None,
         series=result.series,
         replicas=result.replicas,
@@ -300,6 +302,14 @@ def _bundle(
         end_ns=result.end_ns,
         summary=summary,
     )
+
+
+def _reuse(trace: Trace, result: SimulationResult) -> dict[str, Any] | None:
+    """Reuse in the order in which requests arrived, which in a closed loop only the run tells."""
+    if len(trace) > MOST_REQUESTS:
+        return None
+    arrived = result.requests["index"][np.argsort(result.requests["arrival_ns"], kind="stable")]
+    return reuse_of(trace.take(arrived.astype(np.intp)))
 
 
 def _gaps(result: SimulationResult, groups: Ints, names: Sequence[str]) -> dict[str, Gaps]:

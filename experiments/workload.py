@@ -56,14 +56,17 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
     config, seed = experiment.workload, experiment.seed
     settle = partial(_settled, experiment=experiment, folder=folder, limit=max_model_len)
     if config.mix is None:
-        trace, notes = settle(config, seed)
+        trace, notes = settle(config, seed, "workload")
         return Workload(
             trace,
             _source_of(config, trace),
             (*trace.notes, *notes, *_without_effect(trace, experiment)),
         )
     parts = parts_of(config)
-    built = [settle(part, seed_of_part(seed, name)) for name, part in parts.items()]
+    built = [
+        settle(part, seed_of_part(seed, name), f"workload.mix[{at}]")
+        for at, (name, part) in enumerate(parts.items())
+    ]
     traces = set_apart([trace for trace, _ in built], list(parts))
     mixed = MixedSource(
         [_source_of(part, each) for part, each in zip(parts.values(), traces, strict=True)]
@@ -78,9 +81,9 @@ def build_workload(experiment: Experiment, folder: Path, max_model_len: int | No
 
 
 def _settled(
-    source: Source, seed: int, experiment: Experiment, folder: Path, limit: int | None
+    source: Source, seed: int, key: str, experiment: Experiment, folder: Path, limit: int | None
 ) -> tuple[Trace, list[str]]:
-    """The requests of one source as they will be run, and what was done to them."""
+    """The requests of the source at a key as they will be run, and what was done to them."""
     from traces.cancellations import draw_cancellations
     from traces.workload import resolve
 
@@ -97,12 +100,12 @@ def _settled(
     cut: list[str] = []
     sessions = sessions_of_source(source)
     if sessions is not None:
-        trace, cut = _with_turns(trace, asked, sessions, seed)
+        trace, cut = _with_turns(trace, asked, sessions, seed, f"{key}.sessions")
     settled, notes = resolve(trace, asked, config.over_long, limit)
     if not len(settled):
-        raise ConfigError(f"workload: {settled.source}: no request is left to run")
+        raise ConfigError(f"{key}: {settled.source}: no request is left to run")
     settled = _with_deadlines(settled, experiment)
-    return _with_shared_tokens(settled, source), [*cut, *notes]
+    return _with_shared_tokens(settled, source, key), [*cut, *notes]
 
 
 def _source_of(source: Source, trace: Trace) -> ArrivalSource:
@@ -118,11 +121,11 @@ def _source_of(source: Source, trace: Trace) -> ArrivalSource:
 
 
 def _with_turns(
-    trace: Trace, asked: int | None, sessions: SessionsConfig, seed: int
+    trace: Trace, asked: int | None, sessions: SessionsConfig, seed: int, key: str
 ) -> tuple[Trace, list[str]]:
     """Delays and whole prompts of all turns, outputs cut to `max_tokens`, and notes of the cut."""
     from traces.sessions import sessions_of
-    from traces.turns import draw_delays, whole_prompts
+    from traces.turns import draw_delays, whole_prompts, why_whole
     from traces.workload import resolve
 
     delay = sessions.delay
@@ -131,14 +134,18 @@ def _with_turns(
         trace = draw_delays(trace, delay.distribution, delay.mean_s, delay.cv, seed=seed)
     elif trace.delay_ns is None:
         raise ConfigError(
-            f"workload.sessions.delay: recorded: {trace.source} has no column delay_s (or _ms); "
+            f"{key}.delay: recorded: {trace.source} has no column delay_s (or _ms); "
             "draw delays, as in {distribution: exponential, mean_s: 20}"
+        )
+    if sessions.prompts == "incremental" and (why := why_whole(trace)) is not None:
+        raise ConfigError(
+            f"{key}.prompts: incremental: those of {trace.source} are whole: {why}; leave it out"
         )
     cut, notes = resolve(trace, asked)
     return whole_prompts(cut, sessions_of(cut), sessions.prompts), notes
 
 
-def _with_shared_tokens(trace: Trace, source: Source) -> Trace:
+def _with_shared_tokens(trace: Trace, source: Source, key: str) -> Trace:
     """The trace with what turns share, if it does not say itself what prompts are made of."""
     from traces.sessions import sessions_of
     from traces.turns import with_content
@@ -149,7 +156,7 @@ def _with_shared_tokens(trace: Trace, source: Source) -> Trace:
     if order is not None and generator is None and (told or not in_turns):
         why = "its block ids say" if told else "nothing is said of"
         raise ConfigError(
-            f"workload.prompt_order: {order}: {trace.source}: {why} what its prompts are made of; "
+            f"{key}.prompt_order: {order}: {trace.source}: {why} what its prompts are made of; "
             "expected a preset whose prompts share parts, or sessions without block ids"
         )
     if told or not in_turns:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch, repeat_chunk
+from sim.disk_cache import DiskBackedCache
 from sim.errors import ConfigError
 from sim.host_cache import TieredPrefixCache
 from sim.kvcache import BlockPool
@@ -42,6 +43,8 @@ class TokenBudget(Policy):
             (newest vLLM); else each block waits its turn.
         host_cache_blocks: With a prefix cache: blocks of host memory that keep what the cache loses
             and give it back over the host link (`sim.host_cache`); None for no such tier.
+        disk_cache_blocks: With a host tier: blocks of a disk that keep what the host has no room
+            for (`sim.disk_cache`); None for no such tier.
     """
 
     max_num_batched_tokens: int = 2048
@@ -52,6 +55,7 @@ class TokenBudget(Policy):
     prefix_cache: bool = False
     uncached_first: bool = False
     host_cache_blocks: int | None = field(default=None, metadata={"minimum": 1})
+    disk_cache_blocks: int | None = field(default=None, metadata={"minimum": 1})
 
     pulls_need_seat = True
     preemptible = True
@@ -73,11 +77,21 @@ class TokenBudget(Policy):
             raise ConfigError(
                 f"policy.host_cache_blocks: {self.host_cache_blocks} needs prefix_cache: true"
             )
+        if self.disk_cache_blocks is not None and self.host_cache_blocks is None:
+            raise ConfigError(
+                f"policy.disk_cache_blocks: {self.disk_cache_blocks} needs host_cache_blocks: what "
+                "is read from disk goes through host memory"
+            )
 
     @property
     def uses_host_link(self) -> bool:
         """A host tier of the cache moves KV over it."""
         return self.host_cache_blocks is not None
+
+    @property
+    def uses_disk(self) -> bool:
+        """A tier behind the host's."""
+        return self.disk_cache_blocks is not None
 
     def memory(self, total_blocks: int, block_tokens: int) -> BlockPool:
         """With a prefix cache if that is on."""
@@ -86,8 +100,16 @@ class TokenBudget(Policy):
         first, host_blocks = self.uncached_first, self.host_cache_blocks
         if host_blocks is None:
             return PrefixCache(total_blocks, block_tokens, uncached_first=first)
-        return TieredPrefixCache(
-            total_blocks, block_tokens, uncached_first=first, host_blocks=host_blocks
+        if self.disk_cache_blocks is None:
+            return TieredPrefixCache(
+                total_blocks, block_tokens, uncached_first=first, host_blocks=host_blocks
+            )
+        return DiskBackedCache(
+            total_blocks,
+            block_tokens,
+            uncached_first=first,
+            host_blocks=host_blocks,
+            disk_blocks=self.disk_cache_blocks,
         )
 
     def schedule(self, state: ReplicaState) -> ScheduledBatch:

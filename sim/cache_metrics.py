@@ -73,6 +73,27 @@ def evicted_tokens(replicas: Sequence[ReplicaFacts]) -> int:
     return sum((replica.lost_blocks or 0) * replica.block_tokens for replica in replicas)
 
 
+def of_tiers(replicas: Sequence[ReplicaFacts]) -> dict[str, float]:
+    """Where admissions of the whole run found tokens, and what moved; empty if nothing moved."""
+    caches = [replica for replica in replicas if replica.lost_blocks is not None]
+    moved = sum(replica.host_bytes for replica in caches)
+    if not moved:
+        return {}
+    host = sum(replica.host_found_tokens for replica in caches)
+    disk = sum(replica.disk_found_tokens for replica in caches)
+    values: dict[str, float] = {
+        "gpu_found_tokens": sum(replica.found_tokens for replica in caches) - host - disk,
+        "host_found_tokens": host,
+        "tier_hit_rate_tokens": (host + disk) / sum(replica.asked_tokens for replica in caches),
+        "host_bytes": moved,
+    }
+    read = sum(replica.disk_read_bytes for replica in caches)
+    written = sum(replica.disk_written_bytes for replica in caches)
+    if read or written:
+        values |= {"disk_found_tokens": disk, "disk_bytes": read + written}
+    return values
+
+
 def kv_cached(
     series: Requests, replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]
 ) -> Floats:

@@ -423,10 +423,9 @@ class LiveCluster:
             self._nics[replica] = Link(rate), Link(rate)
         return replica
 
-    def add(self, pool: Pool) -> Replica:
-        """One more replica, of the kind of the pool's first, joins the pool (rule 82)."""
-        first = pool.replicas[0]
-        replica = self._replica(first.spec, first.role, len(pool.replicas))
+    def add(self, pool: Pool, like: Replica) -> Replica:
+        """One more replica, made as another of the pool, joins it (rule 82)."""
+        replica = self._replica(like.spec, like.role, len(pool.replicas))
         pool.replicas.append(replica)
         if pool.snapshots is not None:
             pool.snapshots.add(replica)
@@ -715,6 +714,11 @@ class LiveCluster:
         """Whether the replica has yet to send for the KV of somebody."""
         return bool(self.pulls[replica])
 
+    def unsent_blocks(self, replica: Replica) -> int:
+        """Blocks that the replica will need for those whose KV it has not sent for."""
+        blocks_for = replica.kv.blocks_for
+        return sum(blocks_for(pull.request.known_tokens) for pull in self.pulls[replica])
+
     def may_find_more(self, replica: Replica) -> bool:
         """Whether what runs on the replica may help the first request that waits for its KV."""
         pulls = self.pulls[replica]
@@ -806,7 +810,7 @@ class LiveCluster:
                 step_time=replica.step_time.describe(),
                 step_time_usage=replica.step_time_usage,
                 stage_busy_ns=tuple(replica.stage_busy_ns),
-                host_bytes=0 if replica.host_link is None else replica.host_link.moved_bytes,
+                **replica.tier_facts(),
                 iterations_by_rows=tuple(sorted(replica.iterations_by_rows.items())),
                 lost_blocks=(
                     replica.lost_blocks_then + replica.kv.lost_blocks

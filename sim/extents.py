@@ -58,6 +58,14 @@ class Nameless(Entry):
         self.blocks = blocks
         self.content = content
 
+    def give(self, most: int) -> int:
+        """At most so many leave the queue; how many did."""
+        gone = min(most, self.blocks)
+        self.blocks -= gone
+        if not self.blocks:
+            self.leave()
+        return gone
+
 
 class Extent(Entry):
     """A copy of a node's content: blocks that are used together, or free and in the queue.
@@ -79,7 +87,7 @@ class Extent(Entry):
 
 
 class Hosted(Entry):
-    """A content that host memory holds, at its place among those used least recently.
+    """A content that a tier holds (host, disk), at its place among those used least recently.
 
     Attributes:
         node: The content.
@@ -102,11 +110,12 @@ class Node:
         children: Contents that go on after the last block, by their keys.
         copies: Extents with this content, the one registered first at the front.
         hosted: Its place in host memory, or None.
+        stored: Its place on disk, or None.
         growing: Requests whose last registered block is the last of this content and who may have
             scheduled more of their content since.
     """
 
-    __slots__ = ("blocks", "children", "copies", "growing", "hosted", "key", "parent")
+    __slots__ = ("blocks", "children", "copies", "growing", "hosted", "key", "parent", "stored")
 
     def __init__(self, parent: Node | None, key: Key, blocks: int) -> None:
         self.parent = parent
@@ -116,6 +125,7 @@ class Node:
         self.copies: list[Extent] = []
         self.growing: list[Holding] = []
         self.hosted: Hosted | None = None
+        self.stored: Hosted | None = None
 
     def split(self, at: int, block_tokens: int) -> Node:
         """Cut it after `at` blocks; returns the new node of these. What follows keeps this one.
@@ -143,12 +153,21 @@ class Node:
             head.hosted, self.hosted = self.hosted, Hosted(self)
             head.hosted.node = head
             self.hosted.enter(head.hosted)
+        if self.stored is not None:
+            head.stored, self.stored = self.stored, Hosted(self)
+            head.stored.node = head
+            self.stored.enter(head.stored)
         return head
+
+    @property
+    def needed(self) -> bool:
+        """Somebody has this content, or leads through it."""
+        return bool(self.copies or self.children or self.hosted or self.stored)
 
     def prune(self) -> None:
         """Contents nobody has or leads through go, from here to the root."""
         node = self
-        while node.parent is not None and not (node.copies or node.children or node.hosted):
+        while node.parent is not None and not node.needed:
             del node.parent.children[node.key]
             node = node.parent
 
@@ -160,7 +179,7 @@ class Node:
         """
         if len(self.children) > 1 or len(self.copies) > 1 or len(child.copies) > 1:
             return False
-        if not self._is_hosted_next_to(child):
+        if not _are_one(self.hosted, child.hosted) or not _are_one(self.stored, child.stored):
             return False
         if child.parent is not self or self.parent is None or self.growing:
             return False
@@ -168,16 +187,19 @@ class Node:
             return False
         if self.hosted is not None:
             self.hosted.leave()
+        if self.stored is not None:
+            self.stored.leave()
         child.parent, child.key = self.parent, self.key
         child.blocks += self.blocks
         self.parent.children[self.key] = child
         return True
 
-    def _is_hosted_next_to(self, child: Node) -> bool:
-        """Whether both are in host memory and neighbours there, or neither is."""
-        if self.hosted is None or child.hosted is None:
-            return self.hosted is child.hosted
-        return child.hosted.after is self.hosted
+
+def _are_one(parent: Hosted | None, child: Hosted | None) -> bool:
+    """Whether both are in a tier and neighbours there, or neither is."""
+    if parent is None or child is None:
+        return parent is child
+    return child.after is parent
 
 
 class Holding:

@@ -9,6 +9,42 @@ from __future__ import annotations
 from sim.request import Request
 
 
+class Disk:
+    """A disk behind the memory of the host, as an account of what moves and how long that takes.
+
+    Attributes:
+        read_bytes_per_s: Bandwidth from it.
+        write_bytes_per_s: Bandwidth to it.
+        read_bytes: Read so far.
+        written_bytes: Written so far.
+    """
+
+    __slots__ = (
+        "_pass_s",
+        "read_bytes",
+        "read_bytes_per_s",
+        "write_bytes_per_s",
+        "written_bytes",
+    )
+
+    def __init__(self, read_bytes_per_s: float, write_bytes_per_s: float) -> None:
+        self.read_bytes_per_s = read_bytes_per_s
+        self.write_bytes_per_s = write_bytes_per_s
+        self.read_bytes = self.written_bytes = 0
+        self._pass_s = 0.0
+
+    def move(self, read_bytes: int, written_bytes: int) -> None:
+        """KV is read and written by decisions of the pass now made; called once in each."""
+        self.read_bytes += read_bytes
+        self.written_bytes += written_bytes
+        self._pass_s = read_bytes / self.read_bytes_per_s + written_bytes / self.write_bytes_per_s
+
+    def end_pass(self) -> int:
+        """The pass is over; returns what it takes, ns. Each pass is rounded on its own."""
+        taken_s, self._pass_s = self._pass_s, 0.0
+        return round(taken_s * 1e9)
+
+
 class HostLink:
     """The way between the memory of a replica and that of its host.
 
@@ -17,15 +53,28 @@ class HostLink:
             take turns.
         overlap: Copies run beside a step, which takes the longer of the two; else they come before
             it, and it takes the sum (rule 20).
+        disk: Behind host memory, or None. It takes its time beside the link's and the step's, or
+            before the step, after the link's (`sim.disk_cache`).
         moved_bytes: Moved so far.
     """
 
-    __slots__ = ("_owed_ns", "_pass_bytes", "bandwidth_bytes_per_s", "moved_bytes", "overlap")
+    __slots__ = (
+        "_disk_owed_ns",
+        "_owed_ns",
+        "_pass_bytes",
+        "bandwidth_bytes_per_s",
+        "disk",
+        "moved_bytes",
+        "overlap",
+    )
 
-    def __init__(self, bandwidth_bytes_per_s: float, *, overlap: bool = False) -> None:
+    def __init__(
+        self, bandwidth_bytes_per_s: float, *, overlap: bool = False, disk: Disk | None = None
+    ) -> None:
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self.overlap = overlap
-        self.moved_bytes = self._pass_bytes = self._owed_ns = 0
+        self.disk = disk
+        self.moved_bytes = self._pass_bytes = self._owed_ns = self._disk_owed_ns = 0
 
     def move(self, num_bytes: int) -> None:
         """KV moves, in either direction, by a decision of the pass now made."""
@@ -36,12 +85,17 @@ class HostLink:
         """The pass is over; returns what is owed now, ns. Each pass is rounded on its own."""
         self._owed_ns += round(self._pass_bytes / self.bandwidth_bytes_per_s * 1e9)
         self._pass_bytes = 0
-        return self._owed_ns
+        if self.disk is not None:
+            self._disk_owed_ns += self.disk.end_pass()
+        return self._owed_ns + self._disk_owed_ns
 
     def lengthened(self, step_ns: int) -> int:
         """Length of a step that also pays what is owed, ns."""
         copies_ns, self._owed_ns = self._owed_ns, 0
-        return max(step_ns, copies_ns) if self.overlap else step_ns + copies_ns
+        disk_ns, self._disk_owed_ns = self._disk_owed_ns, 0
+        if self.overlap:
+            return max(step_ns, copies_ns, disk_ns)
+        return step_ns + copies_ns + disk_ns
 
 
 class HostMemory:

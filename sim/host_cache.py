@@ -5,11 +5,11 @@ The rules, in the form of those of the prefix cache (40 to 48):
 - Host memory has `host_blocks` blocks of the pool's size. A content, whose identity is that of rule
   40, is there once at most. All stand in one queue, those used least recently at the front.
 - *Write-back.* A block that loses its content (rule 41) is copied to the host, unless another block
-  of the pool has that content; this is judged when the pass next looks for hits, or at its end, all
-  that was scheduled up to then being registered, one lost block after the other: one that is lost
-  later still has its content. It enters the queue at the back; if the host has
-  its content already, that moves to the back and nothing is copied. Blocks that nobody can ask for
-  any more are copied like others: an engine does not know it. While there are more blocks than
+  of the pool has that content. This is judged when the pass next looks for hits or preempts, or at
+  its end, all that was scheduled up to then being registered, one lost block after the other: one
+  that is lost later still has its content. It enters the queue at the back; if the host has its
+  content already, that moves to the back and nothing is copied. Blocks that nobody can ask for any
+  more are copied like others: an engine does not know it. While there are more blocks than
   `host_blocks` the front leaves.
 - *Loading.* A request at its (re-)admission finds h blocks in the pool (rule 47) and then g, the
   longest run from there that the host has, h + g at most floor((known - 1) / block). The g blocks
@@ -26,10 +26,12 @@ Sources: vLLM 0.11 to 0.19, ``vllm/v1/kv_offload`` with the ``OffloadingConnecto
 in host memory, lookup behind the device's hits; it copies blocks when they are computed, and a
 request waits for its load outside of the batch), and SGLang 0.5 HiCache, ``mem_cache/
 hiradix_cache.py`` (``write_back``: copied when evicted from the device). LMCache also copies at
-once. There is no third tier (disk) here.
+once. A disk behind it: `sim.disk_cache`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from sim.extents import Entry, Extent, Hosted, Nameless, Node, block_runs
 from sim.prefix_cache import Path, PrefixCache
@@ -126,13 +128,17 @@ class TieredPrefixCache(PrefixCache):
                 if inside < node.blocks:
                     return run
                 child = node.children.get(key)
-                if child is None or child.hosted is None:
+                if child is None or not self._is_behind(child):
                     return run
                 node, inside = child, min(blocks, child.blocks)
                 run.append((node, inside))
                 blocks -= inside
                 key = self._key_after(key, inside) if blocks else key
         return run
+
+    def _is_behind(self, node: Node) -> bool:
+        """Whether a tier behind the pool has this content."""
+        return node.hosted is not None
 
     def _admit(self, request: Request, path: Path, tokens: int, keep_free: int) -> bool:
         """See `PrefixCache`; what is loaded is computed, and used last."""
@@ -148,9 +154,14 @@ class TieredPrefixCache(PrefixCache):
     def _load(self, run: list[tuple[Node, int]]) -> None:
         for node, blocks in reversed(run):
             used = node.split(blocks, self.block_tokens) if blocks < node.blocks else node
-            assert used.hosted is not None
-            used.hosted.leave()
-            used.hosted.enter(self._hosted)
+            self._use(used)
+        self._make_room()
+
+    def _use(self, node: Node) -> None:
+        """This content is loaded: it is the one used last on the host."""
+        assert node.hosted is not None
+        node.hosted.leave()
+        node.hosted.enter(self._hosted)
 
     # --- writing
 
@@ -206,14 +217,15 @@ class TieredPrefixCache(PrefixCache):
         while self.hosted_blocks > self.host_blocks:
             over, oldest = self.hosted_blocks - self.host_blocks, self._hosted.after
             if isinstance(oldest, Nameless):
-                gone = min(over, oldest.blocks)
-                oldest.blocks -= gone
-                if not oldest.blocks:
-                    oldest.leave()
+                gone = oldest.give(over)
+                self._nameless_left_host(gone)
             else:
                 assert isinstance(oldest, Hosted)
                 gone = self._forget_hosted(oldest.node, over)
             self.hosted_blocks -= gone
+
+    def _nameless_left_host(self, blocks: int) -> None:
+        """Blocks that nobody can ask for had to leave the host."""
 
     def _forget_hosted(self, node: Node, most: int) -> int:
         """The last blocks of a content, at most so many, leave the host; how many did."""
@@ -223,8 +235,12 @@ class TieredPrefixCache(PrefixCache):
         assert node.hosted is not None
         node.hosted.leave()
         node.hosted = None
-        node.prune()
+        self._left_host(node)
         return gone
+
+    def _left_host(self, node: Node) -> None:
+        """This content had to leave the host."""
+        node.prune()
 
     def verify(self) -> None:
         """Assert also that the host's queue and the contents agree."""
@@ -239,12 +255,11 @@ class TieredPrefixCache(PrefixCache):
                 blocks += entry.blocks
             entry = entry.after
         assert blocks == self.hosted_blocks <= self.host_blocks
-        assert nodes == self._count_hosted()
+        assert nodes == sum(node.hosted is not None for node in self._nodes())
 
-    def _count_hosted(self) -> int:
-        nodes, hosted = [self._root], 0
+    def _nodes(self) -> Iterator[Node]:
+        nodes = [self._root]
         while nodes:
             node = nodes.pop()
-            hosted += node.hosted is not None
+            yield node
             nodes += node.children.values()
-        return hosted

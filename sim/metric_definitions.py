@@ -23,6 +23,7 @@ class Metric:
         spread: It has a distribution (`STATISTICS`), and not one number.
         of_requests: Defined over any set of requests, so also per class and per tenant; else over
             the whole run.
+        of_pools: It also has a value for each pool, its part of the whole.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Metric:
     better: Literal["lower", "higher", "neither"] = "lower"
     spread: bool = False
     of_requests: bool = True
+    of_pools: bool = False
 
     @property
     def name_in_files(self) -> str:
@@ -294,13 +296,65 @@ METRICS: dict[str, Metric] = {
             of_requests=False,
         ),
         Metric(
+            "gpu_found_tokens",
+            "Found on GPU",
+            "tokens",
+            "Tokens found in the GPU's own blocks by all admissions of the run, those after a "
+            "preemption included. Absent where nothing moved between a prefix cache and the host.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "host_found_tokens",
+            "Found in host memory",
+            "tokens",
+            "Tokens that admissions of the run loaded from host memory instead of computing them. "
+            "Absent where nothing moved between a prefix cache and the host.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "disk_found_tokens",
+            "Found on disk",
+            "tokens",
+            "Tokens that admissions of the run loaded from disk, through host memory. Absent where "
+            "nothing was written to a disk.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "tier_hit_rate_tokens",
+            "Loaded from host or disk",
+            "",
+            "Tokens loaded from host memory or disk / tokens known at admission, of all admissions "
+            "of the run. Absent where nothing moved between a prefix cache and the host.",
+            "higher",
+            of_requests=False,
+        ),
+        Metric(
+            "host_bytes",
+            "Over the host link",
+            "bytes",
+            "KV that a prefix cache moved to host memory and back, over the whole run. Absent "
+            "where nothing moved.",
+            of_requests=False,
+        ),
+        Metric(
+            "disk_bytes",
+            "Read and written on disk",
+            "bytes",
+            "KV read from a disk behind host memory and written to it, over the whole run. Absent "
+            "where nothing was.",
+            of_requests=False,
+        ),
+        Metric(
             "reuse_distance",
             "Reuse distance",
             "tokens",
             "Tokens of other blocks used since a block was last used, of the blocks of prompts "
-            "that occur again: an LRU cache finds a block if it is larger. Of the whole trace, its "
-            "requests one after the other, in its own blocks; of up to 20,000 requests. Absent "
-            "without a prefix cache, and where nothing is known of the prompts.",
+            "that occur again: an LRU cache finds a block if it is larger. Of all requests in "
+            "order of arrival, one after the other, in blocks of the trace; of up to 20,000 "
+            "requests. Absent without a prefix cache, and where nothing is known of the prompts.",
             "neither",
             spread=True,
             of_requests=False,
@@ -366,6 +420,7 @@ METRICS: dict[str, Metric] = {
             "GPUs of all replicas x time between first arrival and last end. Absent without a "
             "config's cost, as all that follows.",
             of_requests=False,
+            of_pools=True,
         ),
         Metric(
             "cost",
@@ -373,6 +428,7 @@ METRICS: dict[str, Metric] = {
             "usd",
             "GPU-hours x price, summed over the pools. Absent without prices.",
             of_requests=False,
+            of_pools=True,
         ),
         Metric(
             "busy_cost",
@@ -382,6 +438,7 @@ METRICS: dict[str, Metric] = {
             "rest of the cost is for GPUs that wait. Absent without prices.",
             "neither",
             of_requests=False,
+            of_pools=True,
         ),
         Metric(
             "cost_per_request",
@@ -389,6 +446,7 @@ METRICS: dict[str, Metric] = {
             "usd",
             "Cost / finished requests. Absent without prices.",
             of_requests=False,
+            of_pools=True,
         ),
         Metric(
             "cost_per_million_input_tokens",
@@ -397,6 +455,7 @@ METRICS: dict[str, Metric] = {
             "The whole cost / prompt tokens of requests that emitted a token, found cached or not, "
             "x 10^6. Absent without prices.",
             of_requests=False,
+            of_pools=True,
         ),
         Metric(
             "cost_per_million_output_tokens",
@@ -404,6 +463,7 @@ METRICS: dict[str, Metric] = {
             "usd",
             "The whole cost / tokens emitted x 10^6. Absent without prices.",
             of_requests=False,
+            of_pools=True,
         ),
         Metric(
             "cost_per_million_tokens",
@@ -412,6 +472,7 @@ METRICS: dict[str, Metric] = {
             "The whole cost / (these prompt tokens + tokens emitted) x 10^6. Absent without "
             "prices.",
             of_requests=False,
+            of_pools=True,
         ),
         Metric(
             "revenue",
@@ -438,6 +499,7 @@ METRICS: dict[str, Metric] = {
             "prompt token, and in steps of decodes alone, x the time of each. Absent without power "
             "levels.",
             of_requests=False,
+            of_pools=True,
         ),
         Metric(
             "energy_per_output_token",
@@ -445,6 +507,7 @@ METRICS: dict[str, Metric] = {
             "J",
             "Energy / tokens emitted. Absent without power levels.",
             of_requests=False,
+            of_pools=True,
         ),
     )
 }

@@ -242,6 +242,34 @@ class ReplicaFacts(Protocol):
     def lost_blocks(self) -> int | None:
         """Blocks of a prefix cache that lost their content; None without a cache."""
 
+    @property
+    def found_tokens(self) -> int:
+        """Found cached by all admissions, in whatever tier."""
+
+    @property
+    def asked_tokens(self) -> int:
+        """Known at these admissions."""
+
+    @property
+    def host_found_tokens(self) -> int:
+        """Of those found, the ones from host memory."""
+
+    @property
+    def disk_found_tokens(self) -> int:
+        """Of those found, the ones from disk."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Moved over the host link."""
+
+    @property
+    def disk_read_bytes(self) -> int:
+        """Read from disk."""
+
+    @property
+    def disk_written_bytes(self) -> int:
+        """Written to disk."""
+
 
 def run_span_ns(requests: Requests, run_end_ns: int) -> tuple[int, int]:
     """First arrival and last end, ns; requests that never ended count as ending with the run."""

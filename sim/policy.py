@@ -82,6 +82,7 @@ class ReplicaState:
         self.host = host
         self.changing = order if isinstance(order, ChangingOrder) else None
         self.waiting = WaitingQueue(order) if self.changing is None else self.changing.queue()
+        self.waiting.block_tokens = kv.block_tokens
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
         self.away = 0
@@ -433,6 +434,11 @@ class Policy:
         return self.host_memory_blocks > 0
 
     @property
+    def uses_disk(self) -> bool:
+        """Whether KV moves between the host and a disk."""
+        return False
+
+    @property
     def host_memory_blocks(self) -> int:
         """Blocks of host memory to which victims are swapped out; 0 if they are recomputed."""
         return 0
@@ -533,6 +539,16 @@ class ReplicaView(Protocol):
     @property
     def used_blocks(self) -> int:
         """Blocks that requests hold, or that are kept for a transfer; cached ones are free."""
+        ...
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks used, and those that the requests which hold none yet will need.
+
+        These are the requests in the queue there and, on a decode replica, those for whose KV it
+        has not sent yet. Each counts with the blocks for the tokens that it knows, rounded up for
+        itself, whatever is cached of them.
+        """
         ...
 
     def cached_tokens(self, request: Request) -> int:

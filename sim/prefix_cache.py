@@ -268,7 +268,7 @@ class PrefixCache(CachingPool):
 
     def _append_content(self, holding: Holding, node: Node, key: Key, blocks: int) -> Node:
         """Register blocks with new content behind those that the holding has."""
-        alone = not (node.children or node.growing or node.hosted)
+        alone = not (node.children or node.growing or node.hosted or node.stored)
         if holding.pieces and alone and len(node.copies) == 1:
             extent = node.copies[0]
             goes_on = isinstance(node.key, int) and key == self._key_after(node.key, node.blocks)
@@ -557,7 +557,7 @@ class PrefixCache(CachingPool):
         nodes, free = [self._root], 0
         while nodes:
             node = nodes.pop()
-            assert node is self._root or node.copies or node.children or node.hosted
+            assert node is self._root or node.needed
             for key, child in node.children.items():
                 assert child.parent is node
                 assert child.key == key

@@ -243,6 +243,10 @@ class ReplicaInfo:
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
         host_bytes: KV moved over the host link, in either direction, bytes.
+        disk_read_bytes: KV read from a disk behind host memory, bytes.
+        disk_written_bytes: KV written to it.
+        host_found_tokens: Of `found_tokens`, those that came from host memory.
+        disk_found_tokens: Those that came from disk, through host memory.
         prefill_busy_ns: Of `busy_ns`, with an iteration that computes any prompt token, lost ones
             computed again included; of a pipeline, where batches overlap, the batch that began
             first counts.
@@ -267,6 +271,10 @@ class ReplicaInfo:
     step_time_usage: Mapping[str, Any] | None = None
     stage_busy_ns: tuple[int, ...] = ()
     host_bytes: int = 0
+    disk_read_bytes: int = 0
+    disk_written_bytes: int = 0
+    host_found_tokens: int = 0
+    disk_found_tokens: int = 0
     prefill_busy_ns: int = 0
     iterations_by_rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     lost_blocks: int | None = None

@@ -21,9 +21,10 @@ from simpy.events import Event
 from sim.batch import Cause, ScheduledBatch
 from sim.clock import Doorbell, Instant, Phase, now_ns
 from sim.decode_group import DecodeGroup
+from sim.disk_cache import DiskBackedCache
 from sim.errors import ConfigError, StuckError
 from sim.flight import DecisionNotes, Flight
-from sim.host import HostLink, HostMemory
+from sim.host import Disk, HostLink, HostMemory
 from sim.host_cache import TieredPrefixCache
 from sim.kvcache import CachingPool
 from sim.policy import Policy, ReplicaState
@@ -58,6 +59,8 @@ class ReplicaSpec:
         gpus: GPUs that it occupies.
         host_bandwidth_bytes_per_s: Of the link to host memory, all GPUs together; None without one.
         host_overlap: Copies over it run beside a step instead of before it.
+        disk_read_bytes_per_s: Of the disk behind host memory; None without one.
+        disk_write_bytes_per_s: The other way; None: the same.
         nic_bytes_per_s: Of its network, each direction, where transfers share links; None: that of
             the transfer (rule 63).
         kind: Class of the replica, for one that iterates in another way; None for `Replica`.
@@ -73,6 +76,8 @@ class ReplicaSpec:
     gpus: int = 1
     host_bandwidth_bytes_per_s: float | None = None
     host_overlap: bool = False
+    disk_read_bytes_per_s: float | None = None
+    disk_write_bytes_per_s: float | None = None
     nic_bytes_per_s: float | None = None
     kind: type[Replica] | None = None
 
@@ -90,6 +95,10 @@ class Surroundings(Protocol):
 
     def awaits(self, replica: Replica) -> bool:
         """Whether the replica has yet to send for the KV of somebody."""
+        ...
+
+    def unsent_blocks(self, replica: Replica) -> int:
+        """Blocks that the replica will need for those whose KV it has not sent for."""
         ...
 
     def may_find_more(self, replica: Replica) -> bool:
@@ -252,7 +261,27 @@ class Replica:
                 f"{type(self.policy).__name__} keeps KV on the host, and its replica has no link "
                 "to it; give host_bandwidth_bytes_per_s"
             )
+        if isinstance(self.kv, DiskBackedCache) and self.host_link.disk is None:
+            raise ConfigError(
+                f"{type(self.policy).__name__} keeps KV on a disk, and its replica has none; give "
+                "disk_read_bytes_per_s"
+            )
         return self.kv
+
+    def tier_facts(self) -> dict[str, int]:
+        """What moved to and from host memory and a disk behind it, and what was found there."""
+        link, tier = self.host_link, self._tier
+        if link is None:
+            return {}
+        facts = {"host_bytes": link.moved_bytes}
+        if link.disk is not None:
+            facts["disk_read_bytes"] = link.disk.read_bytes
+            facts["disk_written_bytes"] = link.disk.written_bytes
+        if tier is not None:
+            disk = tier.disk_read_blocks if isinstance(tier, DiskBackedCache) else 0
+            facts["host_found_tokens"] = (tier.loaded_blocks - disk) * self.spec.block_tokens
+            facts["disk_found_tokens"] = disk * self.spec.block_tokens
+        return facts
 
     def _host_memory(self) -> HostMemory | None:
         """Host memory of the size that the policy asks for, behind the link."""
@@ -331,6 +360,11 @@ class Replica:
         """Blocks held or kept for a transfer, as of now."""
         self.sync()
         return self.kv.total_blocks - self.kv.free_blocks
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks used, as of now, and those that whoever holds none yet will need."""
+        return self.used_blocks + self.state.waiting.blocks + self._surroundings.unsent_blocks(self)
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of the request that would be found cached here now."""
@@ -696,6 +730,9 @@ class Replica:
         if self._tier is not None and self.host_link is not None:
             block_bytes = self.spec.block_tokens * self.spec.kv_bytes_per_token
             self.host_link.move(self._tier.newly_moved() * block_bytes)
+            if isinstance(self._tier, DiskBackedCache) and self.host_link.disk is not None:
+                read, written = self._tier.newly_on_disk()
+                self.host_link.disk.move(read * block_bytes, written * block_bytes)
 
     def _decide(self, state: ReplicaState, now: int) -> ScheduledBatch:
         """Ask the policy, again while it only preempts (rule 2)."""
@@ -1249,8 +1286,11 @@ class Replica:
 
 
 def _host_link(spec: ReplicaSpec) -> HostLink | None:
-    bandwidth = spec.host_bandwidth_bytes_per_s
-    return None if bandwidth is None else HostLink(bandwidth, overlap=spec.host_overlap)
+    bandwidth, read = spec.host_bandwidth_bytes_per_s, spec.disk_read_bytes_per_s
+    if bandwidth is None:
+        return None
+    disk = None if read is None else Disk(read, spec.disk_write_bytes_per_s or read)
+    return HostLink(bandwidth, overlap=spec.host_overlap, disk=disk)
 
 
 def _refuse_company(spec: ReplicaSpec, role: str) -> None:

@@ -62,11 +62,8 @@ def whole_prompts(trace: Trace, sessions: Sessions, prompts: str | None = None) 
         TraceError: It cannot be told, block ids stand for whole prompts said to be incremental, or
             a prompt adds up to more than any context window.
     """
-    if trace.block_ids is not None or trace.prompts_are_whole:
+    if (why := why_whole(trace)) is not None:
         if prompts == "incremental":
-            why = "block ids stand for them from the start"
-            if trace.prompts_are_whole:
-                why = "what was said before has been added on reading"
             raise TraceError(
                 f"{trace.source}: sessions: prompts: incremental, but they are whole: {why};"
                 " leave prompts out"
@@ -77,6 +74,13 @@ def whole_prompts(trace: Trace, sessions: Sessions, prompts: str | None = None) 
         note = "Sessions: each prompt can hold the turn before; rows were taken as whole prompts."
         return replace(trace, notes=[*trace.notes, note])
     return trace if prompts == "whole" else _added_up(trace, sessions)
+
+
+def why_whole(trace: Trace) -> str | None:
+    """Why the prompts of its rows can only be whole ones; None if they may be new tokens only."""
+    if trace.prompts_are_whole:
+        return "what was said before has been added on reading"
+    return None if trace.block_ids is None else "block ids stand for them from the start"
 
 
 def _tell_apart(trace: Trace, sessions: Sessions) -> None:

@@ -28,6 +28,7 @@ from tests.conformance.workloads import Spec
 NOT_OPTIONS = (
     *("policy", "total_blocks", "block_tokens", "max_model_len", "step_time", "order"),
     *("stages", "link", "host_bandwidth", "host_overlap", "kv_bytes_per_token"),
+    *("disk_read", "disk_write"),
     "nic_bytes_per_s",
 )
 """Keys of a replica that are not options of its policy."""
@@ -150,6 +151,8 @@ def _replica(config: Spec, kv_bytes_per_token: int) -> ReplicaSpec:
         kv_bytes_per_token=kv_bytes_per_token or config.get("kv_bytes_per_token", 0),
         host_bandwidth_bytes_per_s=config.get("host_bandwidth"),
         host_overlap=config.get("host_overlap", False),
+        disk_read_bytes_per_s=config.get("disk_read"),
+        disk_write_bytes_per_s=config.get("disk_write"),
         nic_bytes_per_s=config.get("nic_bytes_per_s"),
         order=ORDERS[order](),
         **_staged(config),

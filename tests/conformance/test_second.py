@@ -13,11 +13,9 @@ import pytest
 from sim.host import HostLink
 from sim.replica import Replica
 from sim.request import Arrival, Request
-from tests.conformance.second import Second, differs, load_second, replicas_of
-from tests.conformance.workloads import Spec
+from tests.conformance.second import CHUNK, Second, assert_alike, covered, differs, load_second
 from traces.sessions import SessionSource
 
-CHUNK = 50
 FEW = {"swap": 150, "cancel": 250, "sessions": 200}
 MANY = 2000
 
@@ -30,23 +28,11 @@ def second(shared: Path) -> Second:
     return load_second(shared)
 
 
-def _covered(spec: Spec) -> bool:
-    """Whether the workload is compared here: `sglang` has a comparison of its own."""
-    return all(x["policy"] != "sglang" for x in replicas_of(spec))
-
-
-def _compare(second: Second, kind: str, first: int) -> None:
-    for seed in range(first, first + CHUNK):
-        spec = second.random_spec(seed, kind)
-        if _covered(spec):
-            assert differs(second, spec) == [], f"{kind} {seed}"
-
-
 @pytest.mark.parametrize(("kind", "first"), QUICK)
 def test_times_and_decisions_equal_the_second_implementation(
     second: Second, kind: str, first: int
 ) -> None:
-    _compare(second, kind, first)
+    assert_alike(second, kind, first)
 
 
 @pytest.mark.slow
@@ -54,7 +40,7 @@ def test_times_and_decisions_equal_the_second_implementation(
 def test_times_and_decisions_equal_the_second_implementation_on_more(
     second: Second, kind: str, first: int
 ) -> None:
-    _compare(second, kind, first)
+    assert_alike(second, kind, first)
 
 
 def _no_longer(link: HostLink, step_ns: int) -> int:
@@ -92,7 +78,7 @@ def test_a_broken_engine_does_not_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cls, name, broken)
-    specs = [spec for seed in range(40) if _covered(spec := second.random_spec(seed, kind))]
+    specs = [spec for seed in range(40) if covered(spec := second.random_spec(seed, kind))]
 
     assert sum(bool(differs(second, spec)) for spec in specs) > 3
 
@@ -146,7 +132,7 @@ def test_the_workloads_reach_the_corners(
     met: Counter[str] = Counter()
     for seed in range(FEW[kind]):
         spec = second.random_spec(seed, kind)
-        if _covered(spec):
+        if covered(spec):
             met.update(set(second.simulate(spec).corners))
     assert [corner for corner in corners if not met[corner]] == []
 

@@ -15,9 +15,8 @@ import pytest
 from sim.extents import Holding
 from sim.prefix_cache import PrefixCache
 from sim.request import Request
-from tests.conformance.second import Second, differs, load_second
+from tests.conformance.second import CHUNK, Second, assert_alike, differs, load_second
 
-CHUNK = 50
 FEW = {"cached": 150, "disaggregated-cached": 150}
 MANY = 2000
 
@@ -30,16 +29,11 @@ def second(shared: Path) -> Second:
     return load_second(shared)
 
 
-def _compare(second: Second, kind: str, first: int) -> None:
-    for seed in range(first, first + CHUNK):
-        assert differs(second, second.random_spec(seed, kind)) == [], f"{kind} {seed}"
-
-
 @pytest.mark.parametrize(("kind", "first"), QUICK)
 def test_hits_losses_and_times_equal_the_second_implementation(
     second: Second, kind: str, first: int
 ) -> None:
-    _compare(second, kind, first)
+    assert_alike(second, kind, first)
 
 
 @pytest.mark.slow
@@ -47,7 +41,7 @@ def test_hits_losses_and_times_equal_the_second_implementation(
 def test_hits_losses_and_times_equal_the_second_implementation_on_more(
     second: Second, kind: str, first: int
 ) -> None:
-    _compare(second, kind, first)
+    assert_alike(second, kind, first)
 
 
 def _never_found(cache: PrefixCache, request: Request, most: int) -> list[Any]:

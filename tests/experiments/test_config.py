@@ -242,7 +242,7 @@ def test_what_an_engine_does_and_we_do_not_is_noted(base: dict[str, Any]) -> Non
 
     (note,) = only({**base, "engine": "vllm-0.19", "max_model_len": 4096}).notes
 
-    assert note.startswith("engine vllm-0.19: Prefix caching")
+    assert note.startswith("engine vllm-0.19: Async scheduling")
 
 
 @pytest.mark.parametrize("flag", sorted(engines.FLAGS))

@@ -12,6 +12,7 @@ from experiments import cluster
 from experiments.config import load
 from experiments.variant import run_variant
 from experiments.workload import build_workload
+from sim.disk_cache import DiskBackedCache
 from sim.errors import ConfigError
 from sim.host_cache import TieredPrefixCache
 from sim.prefix_cache import PrefixCache
@@ -55,6 +56,18 @@ def test_a_tier_in_host_memory_has_a_link_from_the_data_sheet_and_is_told() -> N
     assert any("5,000 blocks for what the prefix cache loses" in note for note in built.notes)
 
 
+def test_a_disk_behind_it_has_the_bandwidths_of_the_config() -> None:
+    policy = {**CACHED, "host_cache_blocks": 5, "disk_cache_blocks": 7000}
+    kv = {"disk_bandwidth_bytes_per_s": 6e9, "disk_write_bandwidth_bytes_per_s": 3e9}
+    built = build({**BASE, "policy": policy, "kv": kv})
+    (spec,) = built.cluster.entry.replicas
+    assert isinstance(spec.policy.memory(10, 16), DiskBackedCache)
+    assert (spec.disk_read_bytes_per_s, spec.disk_write_bytes_per_s) == (6e9, 3e9)
+    assert any("disk: 7,000 blocks" in x and "writes 3 GB/s" in x for x in built.notes)
+    unused = build({**BASE, "policy": CACHED, "kv": kv})
+    assert any(note.startswith("kv.disk_*: not used") for note in unused.notes)
+
+
 def test_pools_and_stages_may_have_a_cache() -> None:
     config = {**BASE, "pools": POOLS}
     del config["policy"]
@@ -75,6 +88,18 @@ def test_pools_and_stages_may_have_a_cache() -> None:
             "policy.host_cache_blocks: 5 needs prefix_cache: true",
         ),
         ({"policy": {**CACHED, "host_cache_blocks": 0}}, "host_cache_blocks"),
+        (
+            {"policy": {**CACHED, "disk_cache_blocks": 5}},
+            "policy.disk_cache_blocks: 5 needs host_cache_blocks",
+        ),
+        (
+            {"policy": {**CACHED, "host_cache_blocks": 5, "disk_cache_blocks": 5}},
+            "kv.disk_bandwidth_bytes_per_s: missing",
+        ),
+        (
+            {"policy": CACHED, "kv": {"disk_write_bandwidth_bytes_per_s": 1e9}},
+            "kv.disk_write_bandwidth_bytes_per_s: 1e.09 needs disk_bandwidth",
+        ),
         (
             {"policy": {"name": "vllm-v1", "uncached_first": True}},
             "policy.uncached_first: true needs prefix_cache: true",

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.check_answer import check_answer
 from experiments.config import load
 from experiments.json_schema import json_schema
+from experiments.results import run_plan
 from experiments.tables import compare
 from experiments.variant import run_variant
 from sim.errors import ConfigError
@@ -165,3 +167,31 @@ def test_editors_know_the_keys() -> None:
 
     assert set(cost) >= {"sheet", "price_per_gpu_hour", "power"}
     assert all(key["description"] for key in cost.values())
+
+
+def test_an_answer_may_name_the_parts_of_pools() -> None:
+    cost = {"cost": {"price_per_gpu_hour": {"a100": 1, "h200": 2}}, "pools": POOLS, "label": "a"}
+    share = "{a.pools.decode.cost_usd / a.cost_usd:.0%} of the cost is for decodes."
+    results = run_plan(load({**BASE, **cost, "answer": share}))
+
+    assert results.answer == "80% of the cost is for decodes."
+
+
+@pytest.mark.parametrize(
+    ("answer", "changes", "message"),
+    [
+        ("{a.pools.decode.margin_usd}", {}, "pools have no 'margin_usd'"),
+        ("{a.pools.decode.ttft_s.mean}", {}, "pools have no 'ttft_s'"),
+        ("{a.pools.decoder.cost_usd}", {}, "no pool 'decoder'; did you mean decode?"),
+        ("{a.pools.decode.cost_usd}", {"cost": None}, "no pool 'decode'; they have numbers where"),
+    ],
+)
+def test_an_answer_on_a_pool_or_number_that_is_not_there_is_refused(
+    answer: str, changes: Any, message: str
+) -> None:
+    cost = {"price_per_gpu_hour": {"a100": 1, "h200": 2}}
+    config = {**BASE, "cost": cost, "pools": POOLS, "label": "a", "answer": answer, **changes}
+    with pytest.raises(ConfigError) as caught:
+        check_answer(load(config))
+
+    assert message in str(caught.value)

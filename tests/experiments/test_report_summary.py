@@ -17,7 +17,15 @@ S = 1_000_000_000
 class Replica:
     name, pool, gpus, total_blocks = "main-0", "main", 2, 10
     block_tokens, busy_ns, iterations, lost_blocks = 16, 5 * S, 50, 3
+    host_bytes = disk_read_bytes = disk_written_bytes = 0
+    found_tokens = asked_tokens = host_found_tokens = disk_found_tokens = 0
     prefill_busy_ns = 2 * S
+
+
+class Tiered(Replica):
+    host_bytes, disk_read_bytes, disk_written_bytes = 700, 20, 30
+    found_tokens, asked_tokens = 60, 80
+    host_found_tokens, disk_found_tokens = 16, 4
 
 
 def requests(**columns):
@@ -106,7 +114,7 @@ def test_the_summary_names_every_metric_that_the_run_can_have():
     table = requests(tenant=people, session=people, swap_outs=swaps, **places)
     told = {"distance_tokens": {"n": 1}, "block_tokens": 16, "capacity_tokens": [], "hit_rate": []}
     rates = Rates({"main": PoolRates("gpu", 2.0, Power(1, 3, 2))}, TokenPrices(1, 2))
-    full = summary(table, replicas=[Replica(), Second()], reuse=told, rates=rates)
+    full = summary(table, replicas=[Tiered(), Second()], reuse=told, rates=rates)
     plain = summary(replicas=[Plain()])
     names = {metric.name_in_files for metric in METRICS.values()}
     absent = {m.name_in_files for m in METRICS.values() if " Absent w" in m.definition}
@@ -162,6 +170,19 @@ def test_what_concerns_a_prefix_cache_is_absent_without_one():
     assert set(with_cache["overall"]) - set(without["overall"]) == of_caches
     assert "lost_blocks" not in without["replicas"][0]
     assert with_cache["replicas"][0]["lost_blocks"] == 3
+
+
+def test_tiers_say_where_tokens_were_found_and_what_moved():
+    class OnHost(Tiered):
+        disk_read_bytes = disk_written_bytes = disk_found_tokens = 0
+
+    overall = summary(replicas=[Tiered()])["overall"]
+    assert overall["gpu_found_tokens"] == 40
+    assert (overall["host_found_tokens"], overall["disk_found_tokens"]) == (16, 4)
+    assert overall["tier_hit_rate_tokens"] == 20 / 80
+    assert (overall["host_bytes"], overall["disk_bytes"]) == (700, 50)
+    assert "disk_bytes" not in summary(replicas=[OnHost()])["overall"]
+    assert "host_bytes" not in summary()["overall"]
 
 
 def test_hits_are_of_the_requests_that_were_scheduled():

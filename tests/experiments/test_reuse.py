@@ -74,3 +74,27 @@ def test_a_run_with_a_cache_says_it(tmp_path):
     assert cache["overall"]["saved_prefill_s"] == pytest.approx(4 * 64 * 3e-5)
     assert "reuse" not in none
     assert "reuse_distance_tokens" not in none["overall"]
+
+
+def test_turns_count_in_the_order_in_which_they_arrived(tmp_path):
+    """Two sessions side by side: each comes back after the other, not after itself."""
+    path = tmp_path / "t.csv"
+    rows = [f"{name},{turn},64,16,1" for name in "ab" for turn in range(2)]
+    path.write_text("session,turn,prompt_tokens,output_tokens,delay_s\n" + "\n".join(rows))
+    config = {
+        "workload": {
+            "trace": str(path),
+            "arrivals": {"process": "closed-loop", "concurrency": 2},
+            "sessions": {"prompts": "whole"},
+        },
+        "model": "llama-3.1-8b",
+        "device": "h100-sxm",
+        "policy": {"name": "vllm-v1", "prefix_cache": True},
+    }
+
+    made = run_variant(load(config).variants[0], tmp_path)
+
+    # 4 blocks of a, 4 of b, then 3 of a again (at most 63 tokens), with 4 of b and 0 to 2 of a used
+    # since, and the same of b. In the order of rows a would come back at once.
+    distance = made.summary["overall"]["reuse_distance_tokens"]
+    assert (distance["n"], distance["min"], distance["max"]) == (6, 64, 96)

@@ -270,7 +270,7 @@ def test_what_an_engine_does_and_we_do_not_is_kept_with_the_results(tmp_path: Pa
         load({**CONFIG, "compare": None, "engine": "vllm-0.19"}).variants[0], tmp_path
     )
 
-    assert made.notes[0].startswith("engine vllm-0.19: Prefix caching")
+    assert made.notes[0].startswith("engine vllm-0.19: Async scheduling")
 
 
 # --- reuse

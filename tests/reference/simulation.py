@@ -40,7 +40,7 @@ class Result(refsim.Result):
     """The base reference's result and what the parts here add."""
 
     lost: dict = field(default_factory=dict)
-    host_bytes: dict = field(default_factory=dict)  # moved between each tiered replica and its host
+    tier_bytes: dict = field(default_factory=dict)  # of each tiered replica: link, read, written
     corners: Counter = field(default_factory=Counter)  # how often each corner case occurred
 
 
@@ -322,9 +322,8 @@ class Simulation:
             elif hasattr(x, "tree"):
                 self.result.lost[x.name] = x.lost
             if isinstance(x, TieredVllmV1):
-                self.result.host_bytes[x.name] = (
-                    x.moved_in_all * x.block_tokens * x.cfg["kv_bytes_per_token"]
-                )
+                block = x.block_tokens * x.cfg["kv_bytes_per_token"]
+                self.result.tier_bytes[x.name] = [x.moved_in_all * block, *x.disk_in_all]
         return self.result
 
 

@@ -1,7 +1,9 @@
-"""`vllm-v1` with a prefix cache and host memory behind it, from the rules of `sim.host_cache`.
+"""`vllm-v1` with a prefix cache, host memory and perhaps a disk behind it.
 
-Options beside those of `CachedVllmV1`: host_cache_blocks, host_bandwidth (bytes per second),
-host_overlap [False] and kv_bytes_per_token. Host memory is a list of contents, front first.
+Made from the rules of `sim.host_cache` and `sim.disk_cache`. Options beside those of
+`CachedVllmV1`: host_cache_blocks, host_bandwidth (bytes per second), host_overlap [False] and
+kv_bytes_per_token; disk_cache_blocks [None], disk_read and disk_write (bytes per second). Host
+memory and the disk are lists of contents, front first.
 """
 
 from __future__ import annotations
@@ -35,17 +37,26 @@ class TieredVllmV1(CachedVllmV1):
         self.moved = 0  # blocks, this pass, both directions
         self.moved_in_all = 0
         self.owed_ns = 0
+        self.disk_size = cfg.get("disk_cache_blocks") or 0
+        self.disk: list[int] = []
+        self.read = self.written = 0  # blocks, this pass
+        self.disk_in_all = [0, 0]
+        self.disk_owed_ns = 0
 
     # --- write-back
 
     def judge(self) -> None:
-        """The pass looks for hits, or is over: what was lost up to now goes to the host."""
+        """The pass looks for hits or preempts, or is over: what was lost goes to the host."""
         while self.cache.gone:
             content = self.cache.gone.pop(0)
             if content in self.cache.copies or content in self.cache.gone:
                 self.sim.note("lost, another block has it")
                 continue
             self.put(content)
+
+    def preempt(self, r: Request) -> None:
+        self.judge()
+        super().preempt(r)
 
     def put(self, content: int) -> None:
         if content in self.host:
@@ -55,9 +66,26 @@ class TieredVllmV1(CachedVllmV1):
             self.sim.note("written")
             self.moved += 1
         self.host.append(content)
+        self.make_room()
+
+    def make_room(self) -> None:
         while len(self.host) > self.host_size:
             self.sim.note("the host forgets")
-            self.host.pop(0)
+            self.demote(self.host.pop(0))
+
+    def demote(self, content: int) -> None:
+        """It leaves the host, for the disk if there is one."""
+        if not self.disk_size:
+            return
+        if content in self.disk:
+            self.sim.note("the disk has it")
+            self.disk.remove(content)
+        else:
+            self.written += 1
+        self.disk.append(content)
+        while len(self.disk) > self.disk_size:
+            self.sim.note("the disk forgets")
+            self.disk.pop(0)
 
     # --- loading
 
@@ -70,7 +98,7 @@ class TieredVllmV1(CachedVllmV1):
         most = (r.known - 1) // self.block_tokens
         run = []
         for content in self.sim.chains.of(r, most, self.block_tokens)[found:]:
-            if content not in self.host:
+            if content not in self.host and content not in self.disk:
                 break
             run.append(content)
         if run and found:
@@ -80,9 +108,16 @@ class TieredVllmV1(CachedVllmV1):
     def fetch(self, contents: list[int]) -> None:
         for content in reversed(contents):
             self.sim.note("loaded")
-            self.host.remove(content)
+            if content in self.host:
+                self.host.remove(content)
+            else:
+                self.sim.note("read from disk")
+                self.disk.remove(content)
+                self.disk.append(content)
+                self.read += 1
             self.host.append(content)
         self.moved += len(contents)
+        self.make_room()
 
     # --- time
 
@@ -92,13 +127,27 @@ class TieredVllmV1(CachedVllmV1):
         self.owed_ns += refsim.to_ns(size / self.cfg["host_bandwidth"])  # rounded on its own
         self.moved_in_all += self.moved
         self.moved = 0
+        if self.disk_size:
+            self.disk_time()
+
+    def disk_time(self) -> None:
+        block = self.block_tokens * self.cfg["kv_bytes_per_token"]
+        read, written = self.read * block, self.written * block
+        self.disk_owed_ns += refsim.to_ns(
+            read / self.cfg["disk_read"] + written / self.cfg["disk_write"]
+        )
+        self.disk_in_all[0] += read
+        self.disk_in_all[1] += written
+        self.read = self.written = 0
 
     def step_ns(self, pieces):
-        """The sum of step and copies, or the longer of them."""
-        alone, owed, self.owed_ns = super().step_ns(pieces), self.owed_ns, 0
-        return max(alone, owed) if self.cfg.get("host_overlap", False) else alone + owed
+        """The sum of step, copies and disk, or the longest of them."""
+        parts = [super().step_ns(pieces), self.owed_ns, self.disk_owed_ns]
+        self.owed_ns = self.disk_owed_ns = 0
+        return max(parts) if self.cfg.get("host_overlap", False) else sum(parts)
 
     def check(self, reqs):
         super().check(reqs)
         assert len(self.host) == len(set(self.host)) <= self.host_size
+        assert len(self.disk) == len(set(self.disk)) <= self.disk_size
         assert not self.cache.gone

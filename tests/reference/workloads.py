@@ -329,7 +329,28 @@ def hosted(rng: random.Random, cfg: dict, pools: dict | None) -> dict:
     )
 
 
+def disked(rng: random.Random) -> dict:
+    """A disk behind each host memory, slower to write than to read or not."""
+    spec = tiered(rng)
+    for side in (spec, spec.get("disaggregated", {})):
+        for name in [x for x in ("replicas", "prefill", "decode") if x in side]:
+            side[name] = [
+                dict(
+                    cfg,
+                    host_cache_blocks=min(cfg["host_cache_blocks"], rng.choice([1, 2, 4, 40])),
+                    disk_cache_blocks=rng.choice([1, 2, 5, 12, 60]),
+                    disk_read=rng.choice([0.3, 1, 5]) * 1e9,
+                    disk_write=rng.choice([0.3, 1, 5]) * 1e9,
+                )
+                if "host_cache_blocks" in cfg
+                else cfg
+                for cfg in side[name]
+            ]
+    return spec
+
+
 KINDS = {
+    "disked": disked,
     "tiered": tiered,
     "cached": cached,
     "disaggregated-cached": disaggregated_cached,

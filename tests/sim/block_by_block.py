@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from policies.token_budget import TokenBudget
 from sim.content import token_runs
 from sim.decode_group import DecodeGroup
+from sim.disk_cache import DiskBackedCache
 from sim.host_cache import TieredPrefixCache
 from sim.kvcache import BlockPool
 from sim.prefix_cache import PrefixCache
@@ -29,7 +30,11 @@ class BlockByBlock(TokenBudget):
         first = self.uncached_first
         if self.host_cache_blocks is None:
             return PlainPrefixCache(total_blocks, block_tokens, uncached_first=first)
-        return PlainTieredCache(total_blocks, block_tokens, first, self.host_cache_blocks)
+        if self.disk_cache_blocks is None:
+            return PlainTieredCache(total_blocks, block_tokens, first, self.host_cache_blocks)
+        return PlainDiskCache(
+            total_blocks, block_tokens, first, self.host_cache_blocks, self.disk_cache_blocks
+        )
 
 
 class _Node:
@@ -403,7 +408,7 @@ class PlainTieredCache(PlainPrefixCache, TieredPrefixCache):
         chain = tuple(self._keys(request, 0, self._cap(request)))
         here = found // self.block_tokens
         wanted: list[Hashable] = []
-        while here + len(wanted) < len(chain) and chain[: here + len(wanted) + 1] in self._host:
+        while here + len(wanted) < len(chain) and self._has(chain[: here + len(wanted) + 1]):
             wanted.append(chain[: here + len(wanted) + 1])
         self._wanted = (request, wanted)
         return found + len(wanted) * self.block_tokens
@@ -415,8 +420,22 @@ class PlainTieredCache(PlainPrefixCache, TieredPrefixCache):
         if wanted is not None and wanted[0] is request:
             self.loaded_blocks += len(wanted[1])
             for content in reversed(wanted[1]):
-                self._host.move_to_end(content)
+                self._load_one(content)
+            self._shrink()
         return True
+
+    def _has(self, content: Hashable) -> bool:
+        return content in self._host
+
+    def _load_one(self, content: Hashable) -> None:
+        self._host.move_to_end(content)
+
+    def _shrink(self) -> None:
+        while len(self._host) > self.host_blocks:
+            self._pushed_out(self._host.popitem(last=False)[0])
+
+    def _pushed_out(self, content: Hashable) -> None:
+        """The host has no room for it."""
 
     def _gone(self, content: Hashable) -> None:
         if content in self._host:
@@ -424,10 +443,49 @@ class PlainTieredCache(PlainPrefixCache, TieredPrefixCache):
             return
         self._host[content] = None
         self.written_blocks += 1
-        if len(self._host) > self.host_blocks:
-            self._host.popitem(last=False)
+        self._shrink()
 
     def verify(self) -> None:
         """As one tier, and the host is not too full."""
         PlainPrefixCache.verify(self)
         assert len(self._host) <= self.host_blocks
+
+
+class PlainDiskCache(PlainTieredCache, DiskBackedCache):
+    """`DiskBackedCache`, one entry for each block on disk as well."""
+
+    def __init__(
+        self,
+        total_blocks: int,
+        block_tokens: int,
+        uncached_first: bool,
+        host_blocks: int,
+        disk_blocks: int,
+    ) -> None:
+        PlainTieredCache.__init__(self, total_blocks, block_tokens, uncached_first, host_blocks)
+        self.disk_blocks = disk_blocks
+        self.disk_written_blocks = self.disk_read_blocks = 0
+        self._disk_before = (0, 0)
+        self._disk: OrderedDict[Hashable, None] = OrderedDict()
+
+    def _has(self, content: Hashable) -> bool:
+        return content in self._host or content in self._disk
+
+    def _load_one(self, content: Hashable) -> None:
+        if content not in self._host:
+            self.disk_read_blocks += 1
+            self._disk.move_to_end(content)
+            self._host[content] = None
+        self._host.move_to_end(content)
+
+    def _pushed_out(self, content: Hashable) -> None:
+        self.disk_written_blocks += content not in self._disk
+        self._disk[content] = None
+        self._disk.move_to_end(content)
+        if len(self._disk) > self.disk_blocks:
+            self._disk.popitem(last=False)
+
+    def verify(self) -> None:
+        """As two tiers, and the disk is not too full."""
+        PlainTieredCache.verify(self)
+        assert len(self._disk) <= self.disk_blocks

@@ -71,7 +71,7 @@ def _laid_out(rng: random.Random, spec: Spec) -> Spec:
 
 
 def tiered_workload(seed: int) -> Spec:
-    """A workload of replicas of one stage whose caches have a tier in host memory."""
+    """A workload of replicas of one stage whose caches have a tier in host memory, or two."""
     rng = random.Random(f"tiered {seed}")
     spec = told_workload(seed)
     pools = spec.get("disaggregated")
@@ -84,6 +84,10 @@ def tiered_workload(seed: int) -> Spec:
         step_s = replica["step_time"].get("base_s", 1e-3) or 1e-6
         per_block = 1000 * replica["block_tokens"]
         replica["host_bandwidth"] = per_block / (step_s * 10 ** rng.uniform(-3, 0.5))
+        if rng.random() < 0.5:
+            replica["disk_cache_blocks"] = max(1, round(blocks * rng.choice((0.2, 1, 5))))
+            replica["disk_read"] = per_block / (step_s * 10 ** rng.uniform(-2, 1))
+            replica["disk_write"] = replica["disk_read"] * rng.choice((0.3, 1))
     return spec
 
 
