@@ -2,9 +2,11 @@
 
 What is paid. Every GPU of every replica is rented from the first arrival to the last end (requests
 that never ended count as ending with the run): the span over which utilisation is defined, whole
-nanoseconds, not rounded up to a provider's unit of billing. Nothing before the first arrival
-(loading weights) and nothing beside GPUs (networks, storage, staff, taxes) is in it. All requests
-of the run pay for it, those outside the measured window too, so that cost and work belong together.
+nanoseconds, not rounded up to a provider's unit of billing. A replica that failed, drains or was
+added or removed on the way is paid for all of it too, and draws idle power while it does nothing.
+Nothing before the first arrival (loading weights) and nothing beside GPUs (networks, storage,
+staff, taxes) is in it. All requests of the run pay for it, those outside the measured window too,
+so that cost and work belong together.
 
     GPU-hours         sum over replicas of GPUs x span
     cost              sum over pools of GPU-hours x price
