@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from experiments import host_link, parts, pipeline, schema, step_times
+from experiments import changes, host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -97,15 +97,20 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         transfer=None if transfer is None else _transfer(experiment),
         predictor=predictor,
         admission=_admission(experiment, where),
+        on_failure=experiment.on_failure,
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
-    names = tuple(
+    names = [
         f"{pool.name}-{position}"
         for pool in built.values()
         for position in range(len(pool.replicas))
-    )
-    return Built(cluster, tuple(notes), gpus, min(limits, default=None), names)
+    ]
+    counts = {role: len(pool.replicas) for role, pool in built.items()}
+    for role in changes.roles_of_added(experiment):
+        names.append(f"{POOL_NAMES[role]}-{counts[role]}")
+        counts[role] += 1
+    return Built(cluster, tuple(notes), gpus, min(limits, default=None), tuple(names))
 
 
 def with_model_limits(experiment: Experiment, folder: Path, where: Where) -> Experiment:
@@ -262,6 +267,7 @@ def _transfer(experiment: Experiment) -> TransferSpec:
         recompute_last_token=transfer.recompute_last_token,
         shares_links=transfer.sharing == "max-min",
         blocks_decode=transfer.blocks_decode,
+        push=transfer.start == "push",
     )
 
 
@@ -461,6 +467,9 @@ def work(experiment: Experiment, folder: Path) -> ModelWork:
 def _hardware(experiment: Experiment) -> list[Hardware]:
     from sim.model_work import Hardware
 
+    pools = pools_of(experiment)
+    present = [pool for pool in pools.values() for _ in range(pool.replicas)]
+    present += [pools[role] for role in changes.roles_of_added(experiment)]
     return [
         Hardware(
             device=specs.load_device(pool.device),
@@ -471,6 +480,5 @@ def _hardware(experiment: Experiment) -> list[Hardware]:
             pipeline_parallel=pool.pipeline_parallel,
             zipf=pool.expert_imbalance.zipf,
         )
-        for pool in pools_of(experiment).values()
-        for _ in range(pool.replicas)
+        for pool in present
     ]

@@ -17,12 +17,15 @@ from sim.request import Request
 
 @dataclass
 class LeastKV(Router):
-    """Fewest KV blocks in use; ties by fewer requests outstanding, then to the lowest index.
+    """Fewest KV blocks in use or about to be; ties by fewer outstanding, then the lowest index.
 
-    Blocks that are free, cached or not, are not in use; nor are those that waiting prompts will
-    take. (So requests that arrive together may all go to one replica; a router that knows what it
-    has sent, as under `router_snapshot_s`, counts them.) Source: the rule is ours; vLLM production
-    stack and the Gateway API inference extension score replicas by KV cache utilisation.
+    The load of a replica is `ReplicaView.needed_blocks`: the blocks in use there, and for each
+    request that holds none yet (it waits in the queue, preempted ones included, or a decode replica
+    has yet to send for its KV) ceil(tokens known of it / tokens of a block). Blocks that are free,
+    cached or not, are not in use. Under `router_snapshot_s` it is that load at the snapshot, plus
+    the same ceil of each request placed there since and still outstanding. So requests that arrive
+    together are spread, with snapshots and without. Source: the rule is ours; vLLM production stack
+    and the Gateway API inference extension score replicas by KV cache utilisation.
     """
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
@@ -31,7 +34,7 @@ class LeastKV(Router):
 
 
 def _kv_load(view: ReplicaView) -> tuple[int, int]:
-    return view.used_blocks, view.outstanding
+    return view.needed_blocks, view.outstanding
 
 
 @dataclass

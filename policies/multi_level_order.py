@@ -71,6 +71,13 @@ class MultiLevelQueue(ChangingOrder):
     is kept in host memory and brought back ahead of time, here it is computed again; the number of
     levels, quantum, ratio and limit of waiting are free there, and the defaults here are ours.
 
+    What that costs: FastServe moves n tokens of KV over the host link, mostly while other steps
+    run; here the victim's next step prefills its n known tokens again, as compute that nobody else
+    gets. A quantum is used up by that, too, as it counts as service. So a limit of waiting below
+    the time that a backlog lasts has many promoted requests each preempt another and be preempted
+    after a quantum or two: most of the work is then done again, and all are late. That is why
+    `starvation_s` is 0 here; give it where queues are short, several times the wait usual there.
+
     Args:
         levels: Number of levels.
         quantum_s: Quantum of level 0, seconds.
@@ -81,7 +88,7 @@ class MultiLevelQueue(ChangingOrder):
     levels: int = field(default=6, metadata={"maximum": 64})
     quantum_s: float = field(default=0.05, metadata={"maximum": 1e6})
     ratio: int = field(default=2, metadata={"maximum": 1000})
-    starvation_s: float = 10.0
+    starvation_s: float = 0.0
 
     preempted_first = False
     preempts = True

@@ -54,6 +54,8 @@ class Clock(Environment):
         while queue:
             when_ns, _, _, event = heappop(queue)
             callbacks = event.callbacks
+            if isinstance(event, Tick) and self._only_ticks():
+                continue
             if callbacks or not event._ok:
                 break
         else:
@@ -70,7 +72,14 @@ class Clock(Environment):
         queue = self._queue
         while queue and not queue[0][3].callbacks and queue[0][3]._ok:
             heappop(queue)
-        return queue[0][0] if queue else Infinity
+        return queue[0][0] if queue and not self._only_ticks() else Infinity
+
+    def _only_ticks(self) -> bool:
+        """Whether nothing is left to happen but looks at what no longer changes."""
+        return all(
+            isinstance(event, Tick) or (event._ok and not event.callbacks)
+            for _, _, _, event in self._queue
+        )
 
 
 class Instant(Event):
@@ -96,6 +105,10 @@ class Instant(Event):
         other = Instant(self.env, delay_ns, priority)
         other.callbacks, self.callbacks = self.callbacks, []
         return other
+
+
+class Tick(Instant):
+    """A wake-up that only looks. Where nothing else is left to happen it does not happen either."""
 
 
 class Doorbell(Event):

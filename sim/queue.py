@@ -101,6 +101,8 @@ class WaitingQueue(deque[Request]):
 
     Attributes:
         tokens: Tokens known of those that wait.
+        blocks: KV blocks that these need, each request's for itself, of `block_tokens` each.
+        block_tokens: Tokens of a KV block; set it before anybody waits.
         expected_cached: Tokens of those that their routers expect to be found cached.
     """
 
@@ -110,7 +112,8 @@ class WaitingQueue(deque[Request]):
         self._front = 0  # preempted requests, before the sorted ones
         self._keys: list[tuple[float | tuple[float, ...], int]] = []  # of the sorted ones
         self._seq = 0
-        self.tokens = self.expected_cached = 0
+        self.tokens = self.expected_cached = self.blocks = 0
+        self.block_tokens = 1
 
     @property
     def head(self) -> Request:
@@ -162,7 +165,9 @@ class WaitingQueue(deque[Request]):
 
     def _count(self, request: Request, sign: int) -> None:
         """What a request knows does not change while it waits."""
-        self.tokens += sign * (request.prompt_tokens + request.emitted_then)
+        tokens = request.prompt_tokens + request.emitted_then
+        self.tokens += sign * tokens
+        self.blocks -= sign * (-tokens // self.block_tokens)
         self.expected_cached += sign * request.expected_cached_tokens
 
     def rearrange(self, requests: Iterable[Request]) -> None:

@@ -10,8 +10,9 @@ has sent the requests, and answers pass through it. To the numbers of the snapsh
 has placed there since (at the instant of the snapshot included) and is still outstanding: each such
 request counts as one that waits (`waiting` + 1), with the tokens it was placed with
 (`outstanding_tokens`, `waiting_tokens`), those less what its router expects to be found cached
-(`prefill_tokens_left`), and the blocks for its tokens (`used_blocks`). What was there at the
-snapshot and has ended since counts until the next one; so do the tokens and blocks that it held.
+(`prefill_tokens_left`), and the blocks for its tokens (`needed_blocks`), which it does not hold
+(`used_blocks`). What was there at the snapshot and has ended since counts until the next one; so do
+the tokens and blocks that it held. So with ever shorter intervals a router sees the exact state.
 
 A snapshot has no contents of caches: to look into a cache as it was, every loss since would have to
 be undone. `cached_tokens` raises, and a router that `sees_contents` is refused with a snapshot
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sim.clock import Instant, Phase, now_ns
+from sim.clock import Phase, Tick, now_ns
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class StaleView:
     __slots__ = (
         "_blocks",
         "_known",
+        "_needed",
         "_prefill",
         "_since",
         "_waiting",
@@ -68,6 +70,7 @@ class StaleView:
         replica = self.replica
         self.as_of_ns = as_of_ns
         self._blocks = replica.used_blocks
+        self._needed = replica.needed_blocks
         self._known = replica.outstanding_tokens
         self._prefill = replica.prefill_tokens_left
         self._waiting = replica.waiting
@@ -127,9 +130,14 @@ class StaleView:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks used at the snapshot, and those for what was placed since."""
+        """Blocks used at the snapshot."""
+        return self._blocks
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks needed at the snapshot, and those for what was placed since."""
         block = self.replica.block_tokens
-        return self._blocks + sum(-(-tokens // block) for tokens in self._in_flight().values())
+        return self._needed + sum(-(-tokens // block) for tokens in self._in_flight().values())
 
     def cached_tokens(self, request: Request) -> int:
         """Not to be had from a snapshot."""
@@ -182,7 +190,7 @@ class Snapshots:
     def _arm(self) -> None:
         self._armed = True
         delay = self._interval_ns - now_ns(self._env) % self._interval_ns
-        Instant(self._env, delay, Phase.SNAPSHOT).callbacks.append(self._ring)
+        Tick(self._env, delay, Phase.SNAPSHOT).callbacks.append(self._ring)
 
     def _ring(self, _: Event) -> None:
         self._take(now_ns(self._env))

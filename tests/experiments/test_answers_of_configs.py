@@ -48,6 +48,12 @@ def stable_first_wins(m: Metrics) -> bool:
     )
 
 
+def failures_cost(m: Metrics) -> bool:
+    met = [m[label]["slo_attainment"] for label in ("none", "one", "two", "three")]
+    late = [m[label]["ttft_s"]["p99"] for label in ("none", "one", "two", "three")]
+    return met == sorted(met, reverse=True) and late == sorted(late) and met[0] > met[2] + 0.1
+
+
 def two_h100_are_cheapest(m: Metrics) -> bool:
     meets = {label: x for label, x in m.items() if x["slo_attainment"] >= 0.95}
     cheapest = min(meets, key=lambda label: float(meets[label]["cost_usd"]))
@@ -77,9 +83,23 @@ def the_h200_belongs_behind(m: Metrics) -> bool:
     )
 
 
+def loading_pays(m: Metrics) -> bool:
+    cache, before, beside = m["cache"], m["host before"], m["host beside"]
+    return (
+        cache["ttft_s"]["mean"] < m["no cache"]["ttft_s"]["mean"] / 5
+        and before["ttft_s"]["mean"] < cache["ttft_s"]["mean"] / 2
+        and beside["ttft_s"]["mean"] < before["ttft_s"]["mean"]
+        and m["disk beside"]["ttft_s"]["mean"] < cache["ttft_s"]["mean"] / 2
+        and m["disk beside"]["disk_found_tokens"] > 0
+        and before["prefix_hit_rate_tokens"] > 2 * cache["prefix_hit_rate_tokens"]
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("offloading", loading_pays, "It pays: the mean TTFT falls"),
+        ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
         (
             "agents_and_completions",

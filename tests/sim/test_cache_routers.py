@@ -39,6 +39,7 @@ class View:
     index: int
     outstanding: int = 0
     used_blocks: int = 0
+    needed_blocks: int = 0
     prefill_tokens_left: int = 0
     waiting_tokens: int = 0
     cached: int = 0
@@ -79,8 +80,8 @@ def started(router: Router, rng: Any = None) -> Any:
 def test_least_kv_takes_the_fewest_blocks_then_the_fewest_requests_then_the_lowest_index() -> None:
     router = started(LeastKV())
 
-    assert picks(router, asked(), [View(0, 1, 9), View(1, 9, 8)]) == 1
-    assert picks(router, asked(), [View(0, 3, 5), View(1, 2, 5), View(2, 2, 5)]) == 1
+    assert picks(router, asked(), [View(0, 1, 7, 9), View(1, 9, 8, 8)]) == 1
+    assert picks(router, asked(), [View(0, 3, 5, 5), View(1, 2, 4, 5), View(2, 2, 1, 5)]) == 1
 
 
 def test_least_kv_sees_blocks_held_at_the_moment(fast_forward: bool) -> None:
@@ -93,7 +94,7 @@ def test_least_kv_sees_blocks_held_at_the_moment(fast_forward: bool) -> None:
     )
 
     # 0: none hold anything: request 0 to replica 0, request 1 to 1 (fewer requests outstanding).
-    # 15: 2 blocks against 5: replica 0. 16: still 2 (request 2 waits for the end of the step).
+    # 15: 2 blocks against 5: replica 0. 16: 3, as request 2 waits for the end of the step.
     # Replica 0: P = 8: 18. Replica 1: P = 20: 30, done. 31: replica 0 decodes: replica 1 is empty.
     assert got.placed == ["replica0", "replica1", "replica0", "replica0", "replica1"]
     # Replica 0 at 18: a decode and prompts of 4 and 1: 10 + 5 + 2 -> 35.

@@ -143,6 +143,20 @@ def test_mlfq_promotes_who_has_waited_too_long(fast_forward: bool) -> None:
     assert got.preemptions == [2, 1, 0, 0, 0]
 
 
+def test_mlfq_promotes_nobody_unless_asked(fast_forward: bool) -> None:
+    # Two seats and a queue that lasts far longer than the limit of waiting: whoever is promoted
+    # preempts, and is preempted again after a quantum of 20 us, less than its prompt takes.
+    requests = [(n, 30, 40) for n in range(12)]
+    seats = replica("vllm-v1", 400, max_num_seqs=2)
+    never = run(MultiLevelQueue(**LEVELS), requests, seats, fast_forward=fast_forward)
+    often = run(
+        MultiLevelQueue(**LEVELS, starvation_s=200e-6), requests, seats, fast_forward=fast_forward
+    )
+
+    assert sum(never.preemptions) <= len(requests) * LEVELS["levels"]
+    assert sum(often.preemptions) > 5 * sum(never.preemptions)
+
+
 def test_mlfq_preempts_for_blocks_only_if_that_is_enough(fast_forward: bool) -> None:
     got = run(
         MultiLevelQueue(**LEVELS, starvation_s=0),

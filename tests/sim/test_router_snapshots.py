@@ -19,12 +19,12 @@ from sim.request import Arrival, Request
 from sim.snapshot import Snapshots
 from tests.conformance import adapter
 from tests.conformance.workloads import workload
-from tests.sim.timeline import replica, run_here
+from tests.sim.timeline import pools, replica, run_here
 
 LARGE = replica("vllm-v1", 100)  # blocks of 4 tokens
 SEEN = (
     *("as_of_ns", "outstanding", "outstanding_tokens", "waiting", "waiting_tokens"),
-    *("prefill_tokens_left", "used_blocks"),
+    *("prefill_tokens_left", "used_blocks", "needed_blocks"),
 )
 
 
@@ -62,15 +62,15 @@ PLACES = [0, 0, 0, 1, 0, 1, 0]
 def test_without_an_interval_the_state_is_exact(fast_forward: bool) -> None:
     seen = watch(REQUESTS, PLACES, 0, fast_forward=fast_forward)
 
-    # outstanding, tokens, waiting, their tokens, to prefill, blocks used
+    # outstanding, tokens, waiting, their tokens, to prefill, blocks used, and needed
     assert seen == [
-        (0, 0, 0, 0, 0, 0, 0),
-        (5, 1, 8, 0, 0, 8, 2),
-        (20, 2, 9 + 6, 0, 0, 6, 3 + 2),
-        (31, 3, 9 + 6 + 4, 1, 4, 6 + 4, 5),
-        (40, 2, 10 + 4, 0, 0, 4, 3 + 1),
-        (60, 2, 11 + 9, 0, 0, 9, 3 + 3),
-        (99, 0, 0, 0, 0, 0, 0),
+        (0, 0, 0, 0, 0, 0, 0, 0),
+        (5, 1, 8, 0, 0, 8, 2, 2),
+        (20, 2, 9 + 6, 0, 0, 6, 3 + 2, 5),
+        (31, 3, 9 + 6 + 4, 1, 4, 6 + 4, 5, 5 + 1),
+        (40, 2, 10 + 4, 0, 0, 4, 3 + 1, 4),
+        (60, 2, 11 + 9, 0, 0, 9, 3 + 3, 6),
+        (99, 0, 0, 0, 0, 0, 0, 0),
     ]
 
 
@@ -79,26 +79,26 @@ def test_at_a_boundary_the_next_iteration_has_not_taken_its_blocks(fast_forward:
 
     # P = 4: 14; then 12 a token. The iteration that ends at 62 stores the 8th token; the next takes
     # a third block for the 9th, in phase (4) of this instant.
-    assert seen[1] == (62, 1, 4 + 5, 0, 0, 0, 2)
+    assert seen[1] == (62, 1, 4 + 5, 0, 0, 0, 2, 2)
 
 
 def test_a_snapshot_shows_the_last_multiple_and_what_was_placed_since(fast_forward: bool) -> None:
     seen = watch(REQUESTS, PLACES, 20, fast_forward=fast_forward)
 
     assert seen == [
-        (0, 0, 0, 0, 0, 0, 0),
+        (0, 0, 0, 0, 0, 0, 0, 0),
         # Nothing was there at 0; request 0 has been placed since: it waits, for all it is known.
-        (0, 1, 8, 1, 8, 8, 2),
+        (0, 1, 8, 1, 8, 8, 0, 2),
         # 20 is a multiple: the state then, in which request 1 is being prefilled.
-        (20, 2, 15, 0, 0, 6, 5),
+        (20, 2, 15, 0, 0, 6, 5, 5),
         # The same, and request 2 placed at 20, after the snapshot.
-        (20, 3, 15 + 4, 1, 4, 6 + 4, 5 + 1),
+        (20, 3, 15 + 4, 1, 4, 6 + 4, 5, 5 + 1),
         # 40: request 1 has ended, request 2 is being prefilled; request 0 has emitted 2.
-        (40, 2, 14, 0, 0, 4, 4),
+        (40, 2, 14, 0, 0, 4, 4, 4),
         # 60: requests 0 and 4.
-        (60, 2, 20, 0, 0, 9, 6),
+        (60, 2, 20, 0, 0, 9, 6, 6),
         # 80: all are gone.
-        (80, 0, 0, 0, 0, 0, 0),
+        (80, 0, 0, 0, 0, 0, 0, 0),
     ]
 
 
@@ -106,17 +106,42 @@ def test_what_ended_since_is_not_outstanding_but_its_memory_counts(fast_forward:
     seen = watch(REQUESTS, PLACES, 50, fast_forward=fast_forward)
 
     assert seen == [
-        (0, 0, 0, 0, 0, 0, 0),
-        (0, 1, 8, 1, 8, 8, 2),
-        (0, 2, 14, 2, 14, 14, 4),
-        (0, 3, 18, 3, 18, 18, 5),
+        (0, 0, 0, 0, 0, 0, 0, 0),
+        (0, 1, 8, 1, 8, 8, 0, 2),
+        (0, 2, 14, 2, 14, 14, 0, 4),
+        (0, 3, 18, 3, 18, 18, 0, 5),
         # Request 1 was placed after the snapshot at 0 and has ended at 36: it is gone altogether.
-        (0, 2, 12, 2, 12, 12, 3),
-        # 50: request 0 has emitted 2 and holds 3 blocks, request 2 1, request 4 waits.
-        (50, 2, 10 + 4 + 9, 1, 9, 4 + 9, 4),
+        (0, 2, 12, 2, 12, 12, 0, 3),
+        # 50: request 0 has emitted 2 and holds 3 blocks, request 2 1, request 4 waits and needs 3.
+        (50, 2, 10 + 4 + 9, 1, 9, 4 + 9, 4, 4 + 3),
         # 99: all have ended by 73, and are not outstanding; their memory counts until 100.
-        (50, 0, 23, 1, 9, 13, 4),
+        (50, 0, 23, 1, 9, 13, 4, 7),
     ]
+
+
+@pytest.mark.parametrize("snapshot", [0, 1])
+def test_a_decode_replica_counts_those_whose_kv_it_has_not_sent_for(
+    snapshot: int, fast_forward: bool
+) -> None:
+    router = Notes([0] * 3)
+    decode = replica("vllm-v1", 4)  # of 4 tokens: room for one of these prompts at a time
+    cluster, _ = adapter.build(
+        {"requests": [], "disaggregated": pools([LARGE], [decode], latency=50)}
+    )
+    assert cluster.decode is not None
+    watched = replace(cluster.decode, router=router, snapshot_ns=1000 * snapshot)
+    spec = {
+        "requests": [
+            {"arrival_ns": 0, "prompt_tokens": 9, "output_tokens": 3},
+            {"arrival_ns": 0, "prompt_tokens": 10, "output_tokens": 3},
+            {"arrival_ns": 30_000, "prompt_tokens": 1, "output_tokens": 3},
+        ]
+    }
+    simulate(adapter.arrivals(spec), replace(cluster, decode=watched), fast_forward=fast_forward)
+
+    # P = 19: at 29 both are handed over. Request 0, of 9 + 1 tokens, needs 3 blocks; it is sent
+    # for, and request 1 (11 tokens: 3) has to wait for its memory. P = 1: request 2 at 41.
+    assert [row[-2:] for row in router.seen] == [(0, 0), (0, 3), (3, 3 + 3)]
 
 
 def decides_by_stale_tokens(*, fast_forward: bool) -> list[str | None]:
@@ -220,8 +245,34 @@ def test_none_are_taken_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Snapshots, "_take", counted)
     run_here([(0, 4, 1), (10_000, 4, 1)], LARGE, snapshot=10, fast_forward=True)
 
-    # A step from 0 to 14; the next request finds the state of 10,000.
-    assert taken == [0, 10, 20, 10_000, 10_010, 10_020]
+    # A step from 0 to 14; the next request finds the state of 10,000. At 10,014 all is over: a look
+    # at 10,020 would only lengthen the run.
+    assert taken == [0, 10, 20, 10_000, 10_010]
+
+
+@pytest.mark.parametrize("snapshot", [0, 3, 100_000])
+def test_the_last_snapshot_does_not_lengthen_the_run(snapshot: int) -> None:
+    cluster, _ = adapter.build({"requests": [], "replicas": [LARGE]})
+    spec = {"requests": [{"arrival_ns": 0, "prompt_tokens": 4, "output_tokens": 1}]}
+    result = simulate(adapter.arrivals(spec), routed(cluster, LeastOutstanding(), 1000 * snapshot))
+
+    assert result.end_ns == 14_000
+
+
+@pytest.mark.parametrize("snapshot", [0, 1, 40])
+def test_least_kv_spreads_what_comes_at_once(snapshot: int, fast_forward: bool) -> None:
+    got = run_here(
+        [(0, 20, 1), *[(0, 3, 1)] * 6],
+        LARGE,
+        LARGE,
+        router="least_kv",
+        snapshot=snapshot,
+        fast_forward=fast_forward,
+    )
+
+    # Nobody holds a block yet. Request 0 will need 5; each of the next 1, so that five of them go
+    # to replica 1; the last finds 5 and 5, and 1 request outstanding against 5.
+    assert got.placed == ["replica0", *["replica1"] * 5, "replica0"]
 
 
 def test_a_router_that_looks_into_caches_is_refused() -> None:
