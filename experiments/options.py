@@ -121,6 +121,7 @@ def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
         for key, value in options.items()
     }
     _refuse_missing(cls, checked, name, where)
+    _refuse_idle(cls, checked, where)
     try:
         return cls(**checked)
     except PhasewiseError as error:
@@ -136,6 +137,16 @@ def _refuse_missing(cls: Any, given: Mapping[str, Any], name: str, where: str) -
         )
         if absent and field.name not in given:
             raise ConfigError(f"{where}.{field.name}: is required by {name}")
+
+
+def _refuse_idle(cls: Any, given: Mapping[str, Any], where: str) -> None:
+    """An option that is given needs another one on: metadata ``needs``, values in `but` aside."""
+    for field in fields(cls):
+        needed, value = field.metadata.get("needs"), given.get(field.name)
+        if needed is None or field.name not in given or value in field.metadata.get("but", ()):
+            continue
+        if not given.get(needed, getattr(cls, needed)):
+            raise ConfigError(f"{where}.{field.name}: {shown(value)}: needs {needed}: true")
 
 
 def nested(cls: Any) -> list[str]:

@@ -54,6 +54,11 @@ class ClassAware(Router):
         """Whether the router within does."""
         return self.within.sees_contents
 
+    @property
+    def sees_state(self) -> bool:  # type: ignore[override]
+        """Whether the router within does."""
+        return self.within.sees_state
+
     def check(self, replicas: int) -> None:
         """Indices are those of replicas that there are, and every request has some."""
         if not self.classes:
