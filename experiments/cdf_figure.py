@@ -215,9 +215,19 @@ def set_axes(fig: go.Figure, metric: Metric, style: Style, x_scale: XScale, head
     )
 
 
-def set_log_range(fig: go.Figure, lines: Sequence[Line], scale: float) -> None:
-    """Decades, 2 and 5 between them where there are few, or round values within less than one."""
-    positive = [scale * x for line in lines if line.curve for x in line.curve.x[[0, -1]] if x > 0]
+def set_log_range(
+    fig: go.Figure, lines: Sequence[Line], scale: float, marked: Sequence[float] = ()
+) -> None:
+    """Decades, 2 and 5 between them where there are few, or round values within less than one.
+
+    Args:
+        fig: Changed in place.
+        lines: To be shown from end to end.
+        scale: From their values to those of the axis.
+        marked: Further values to be shown, such as targets.
+    """
+    ends = [x for line in lines if line.curve for x in line.curve.x[[0, -1]].tolist()]
+    positive = [scale * x for x in (*ends, *marked) if x > 0]
     if not positive:
         return
     low, high = math.log10(min(positive)), math.log10(max(positive))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from experiments import host_link, parts, pipeline, schema, step_times
+from experiments import changes, host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -20,6 +20,7 @@ from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
 from sim.pipeline import PipelineReplica
+from sim.policy import Policy
 from sim.replica import ReplicaSpec
 
 if TYPE_CHECKING:
@@ -101,16 +102,21 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         transfer=None if transfer is None else _transfer(experiment),
         predictor=predictor,
         admission=_admission(experiment, where),
+        on_failure=experiment.on_failure,
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
-    names = tuple(
+    names = [
         f"{pool.name}-{position}"
         for pool in built.values()
         for position in range(len(pool.replicas))
-    )
+    ]
+    counts = {role: len(pool.replicas) for role, pool in built.items()}
+    for role in changes.roles_of_added(experiment):
+        names.append(f"{POOL_NAMES[role]}-{counts[role]}")
+        counts[role] += 1
     notes += of_cluster(experiment, cluster)
-    return Built(cluster, tuple(notes), gpus, min(limits, default=None), names)
+    return Built(cluster, tuple(notes), gpus, min(limits, default=None), tuple(names))
 
 
 def with_model_limits(experiment: Experiment, folder: Path, where: Where) -> Experiment:
@@ -277,6 +283,7 @@ def _transfer(experiment: Experiment) -> TransferSpec:
         recompute_last_token=transfer.recompute_last_token,
         shares_links=transfer.sharing == "max-min",
         blocks_decode=transfer.blocks_decode,
+        push=transfer.start == "push",
     )
 
 
@@ -325,7 +332,7 @@ def _replica(
     with _told_at(where("pools", role, "kv")):
         blocks, origin = _blocks(pool, model, device, stages)
     place = where("pools", role, "policy")
-    policy = parts.policy(pool, place, folder)
+    policy = _policy(pool, role, folder, where)
     with _told_at(place):
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
     if policy.alone:
@@ -361,6 +368,20 @@ def _replica(
         *_group_notes(pool, blocks),
         *pipeline.notes(pool, model, device, stages),
     ]
+
+
+def _policy(pool: Pool, role: str, folder: Path, where: Where) -> Policy:
+    """An error about an option names the key that it was given by: it may be an engine's flag."""
+    place = where("pools", role, "policy")
+    try:
+        return parts.policy(pool, place, folder)
+    except ConfigError as error:
+        for key in pool.policy:
+            said = f"{place}.{key}: "
+            if str(error).startswith(said):
+                at = where("pools", role, "policy", key)
+                raise ConfigError(f"{at}: {str(error).removeprefix(said)}") from None
+        raise
 
 
 def _check_weights(pool: Pool, role: str, model: specs.ModelSpec, where: Where) -> None:
@@ -476,6 +497,9 @@ def work(experiment: Experiment, folder: Path) -> ModelWork:
 def _hardware(experiment: Experiment) -> list[Hardware]:
     from sim.model_work import Hardware
 
+    pools = pools_of(experiment)
+    present = [pool for pool in pools.values() for _ in range(pool.replicas)]
+    present += [pools[role] for role in changes.roles_of_added(experiment)]
     return [
         Hardware(
             device=specs.load_device(pool.device),
@@ -486,6 +510,5 @@ def _hardware(experiment: Experiment) -> list[Hardware]:
             pipeline_parallel=pool.pipeline_parallel,
             zipf=pool.expert_imbalance.zipf,
         )
-        for pool in pools_of(experiment).values()
-        for _ in range(pool.replicas)
+        for pool in present
     ]

@@ -222,6 +222,7 @@ def _write_page(
             plotlyjs=get_plotlyjs(),
             answer=f"<p>{html.escape(about)}</p>\n" if about else "",
             about=_ABOUT,
+            heading=_HEADING_WITH_MORE if more else _HEADING,
             sections="\n".join(sections),
         ),
         encoding="utf-8",
@@ -249,6 +250,7 @@ _TOOLBAR = {
     "modeBarButtonsToRemove": ["sendChartToCloud", "select2d", "lasso2d"],
 }
 
+_HEADING, _HEADING_WITH_MORE = "Latency distributions", "Latency, caches, memory and load"
 _ABOUT = (
     "Cumulative distributions: the share of requests (or gaps) whose value is at most x. P50, P90 "
     "and P99 are marked; they are values that occurred. A click on a label hides or shows its "
@@ -263,7 +265,7 @@ _PAGE = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
-<title>phasewise: latency distributions</title>
+<title>phasewise: {heading}</title>
 <style>
 {font_face}
 body {{ font-family: {stack}; width: {width}px; margin: 2em auto; line-height: 1.4; }}
@@ -271,7 +273,7 @@ body {{ font-family: {stack}; width: {width}px; margin: 2em auto; line-height: 1
 <script>{plotlyjs}</script>
 </head>
 <body>
-<h1>Latency distributions</h1>
+<h1>{heading}</h1>
 {answer}<p>{about}</p>
 {sections}
 </body>

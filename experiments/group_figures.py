@@ -152,7 +152,9 @@ def _panels_of(
     panels.finish(fig, style, legend, height)
     set_axes(fig, metric, style, x_scale, "")
     if x_scale == "log":
-        set_log_range(fig, [line for of in lines.values() for line in of], scale)
+        # A target that all stay far away from, on either side, is the news.
+        marked = [target for target in targets.values() if target is not None]
+        set_log_range(fig, [line for of in lines.values() for line in of], scale, marked)
     fig.update_yaxes(title=None)
     fig.update_yaxes(title=title("Share of requests", style), col=1)
     for row, column in (panels.cell(at, columns) for at in range(len(lines))[-columns:]):
@@ -187,7 +189,8 @@ def _bars(bundles: Sequence[RunBundle], group: str, names: Sequence[str]) -> lis
 
     def make(style: Style, _: XScale) -> go.Figure:
         titles = [_bar_title(key) for key in values]
-        return _bar_panels(bundles, names, titles, [*values.values()], style)
+        shown = [of * (1e3 if key in SHOWN_IN_MS else 1) for key, of in values.items()]
+        return _bar_panels(bundles, names, titles, shown, style)
 
     one = _ONE[group]
     header = (one, "variant", "metric", "value")
@@ -196,7 +199,8 @@ def _bars(bundles: Sequence[RunBundle], group: str, names: Sequence[str]) -> lis
 
 def _bar_title(key: str) -> str:
     metric = METRICS[key]
-    return f"Mean {metric.heading.lower()}" if metric.spread else f"{metric.title} (%)"
+    mean = heading_of(metric, 1e3 if key in SHOWN_IN_MS else 1)
+    return f"Mean {mean[0].lower()}{mean[1:]}" if metric.spread else f"{metric.title} (%)"
 
 
 def _values(bundles: Sequence[RunBundle], group: str, names: Sequence[str], key: str) -> Floats:
@@ -253,8 +257,9 @@ def _bar_panels(
 ) -> go.Figure:
     import plotly.graph_objects as go
 
-    colors = panels.colors_of(looks([bundle.policy for bundle in bundles]))
+    bars = [panels.bar(look, style) for look in looks([bundle.policy for bundle in bundles])]
     labels = unique_labels(bundles)
+    legend = Legend.fit(labels, style)
     longest = max(len(name) for name in names)
     # Names too long to stand beside each other are turned.
     room = 0.85 * style.width_px / len(names)
@@ -263,20 +268,21 @@ def _bar_panels(
     fig, height = panels.grid(titles, style, 1, panel_px=0.28 * style.width_px, names_px=names_px)
     shown = [plain(name if len(name) <= 24 else f"{name[:23]}…") for name in names]
     for row, of in enumerate(values, start=1):
-        for label, color, heights in zip(labels, colors, of, strict=True):
+        for label, text, fill, heights in zip(labels, legend.texts, bars, of, strict=True):
             fig.add_trace(
                 go.Bar(
                     x=list(range(len(names))),
                     y=[None if np.isnan(value) else float(value) for value in heights],
-                    marker={"color": color},
-                    showlegend=False,
+                    marker=fill,
+                    name=text,
+                    legendgroup=label,
+                    showlegend=row == 1,
                     customdata=shown,
                     hovertemplate=f"{plain(label)}<br>%{{customdata}}: %{{y:.3~g}}<extra></extra>",
                 ),
                 row,
                 1,
             )
-    legend = panels.add_swatches(fig, labels, colors, style)
     panels.finish(fig, style, legend, height, names_px)
     fig.update_layout(barmode="group", bargap=0.25, bargroupgap=0.05)
     fig.update_xaxes(

@@ -61,17 +61,19 @@ FONT_STACK = "Arimo, Liberation Sans, Arial, Helvetica, sans-serif"
 
 @dataclass(frozen=True)
 class Look:
-    """How one curve is drawn.
+    """How one variant is drawn.
 
     Attributes:
         color: ``#rrggbb``.
         dash: A key of `DASHES`.
         symbol: Marker of the percentiles.
+        pattern: Of its bars, as plotly names it; empty for plain ones.
     """
 
     color: str
     dash: str
     symbol: str
+    pattern: str = ""
 
     def dash_px(self, line_px: float) -> str:
         """The dash as plotly takes it, in proportion to the width of the line."""
@@ -87,6 +89,7 @@ DASHES: dict[str, tuple[float, ...]] = {
     "longdash": (8, 2),
     "dashdotdot": (4, 1.5, 1, 1.5, 1, 1.5),
     "longdashdot": (8, 1.5, 1, 1.5),
+    "widedash": (3, 5),
 }
 """Line and gap lengths in widths of the line."""
 
@@ -113,14 +116,16 @@ _SPARE_LOOKS = (
     ("#6699cc", "longdashdot"),
 )
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down", "cross")
-_SHADES = (0.0, 0.4, -0.45, 0.65, -0.25, 0.2)
+_PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
+_SHADES = (0.0, 0.4, -0.5, 0.7, -0.3, 0.2, -0.62, 0.82)
 """How far the second and later variants of a policy are mixed with white, or (negative) black."""
 
 
 def looks(policies: Sequence[str]) -> list[Look]:
     """One look per variant, given its policy: the first of a policy has the policy's own.
 
-    Further variants of the same policy get other shades of its colour, dashes and markers.
+    Further variants of the same policy get other shades of its colour, dashes, markers and
+    patterns of bars: eight of each; beyond that they come together in other ways.
     """
     known = POLICY_LOOKS | _spare(policies)
     seen: dict[str, int] = {}
@@ -129,11 +134,13 @@ def looks(policies: Sequence[str]) -> list[Look]:
         k = seen.get(policy, 0)
         seen[policy] = k + 1
         color, dash = known[policy]
+        turn = k + k // len(_SHADES)
         if k:
             color = _shade(color, _SHADES[k % len(_SHADES)])
             others = [other for other in DASHES if other != dash]
             dash = others[(k - 1) % len(others)]
-        result.append(Look(color, dash, _SYMBOLS[k % len(_SYMBOLS)]))
+        symbol, pattern = _SYMBOLS[turn % len(_SYMBOLS)], _PATTERNS[turn % len(_PATTERNS)]
+        result.append(Look(color, dash, symbol, pattern))
     return result
 
 
@@ -149,8 +156,8 @@ def _spare(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _shade(color: str, amount: float) -> str:
-    """Mix with white (amount > 0) or black (amount < 0)."""
-    target = 255 if amount > 0 else 0
+    """Mix with white (amount > 0) or black (amount < 0); black itself with white in any case."""
+    target = 255 if amount > 0 or color == "#000000" else 0
     parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     mixed = [round(part + abs(amount) * (target - part)) for part in parts]
     return "#" + "".join(f"{part:02x}" for part in mixed)

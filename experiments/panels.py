@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.layout import Legend, axis_lines, lay_out, left_px, plain, right_px
 from experiments.looks import Look, Style
@@ -88,7 +88,7 @@ def finish(
 def add_swatches(
     fig: go.Figure, names: Sequence[str], colors: Sequence[str], style: Style
 ) -> Legend:
-    """Legend entries of areas and bars: a square of their colour."""
+    """Legend entries of areas: a square of their colour."""
     import plotly.graph_objects as go
 
     legend = Legend.fit(names, style)
@@ -105,6 +105,16 @@ def add_swatches(
     return legend
 
 
-def colors_of(looks: Sequence[Look]) -> list[str]:
-    """The colours of variants."""
-    return [look.color for look in looks]
+def bar(look: Look, style: Style) -> dict[str, Any]:
+    """Fill of the bars of a variant: its colour, and its pattern, dark on light colours."""
+    red, green, blue = (int(look.color[i : i + 2], 16) for i in (1, 3, 5))
+    light = 0.299 * red + 0.587 * green + 0.114 * blue > 150
+    pattern = {
+        "shape": look.pattern,
+        "fgcolor": "#222222" if light else "white",
+        "bgcolor": look.color,
+        "fillmode": "replace",
+        "size": 0.6 * style.font_px,
+        "solidity": 0.25,
+    }
+    return {"color": look.color, "pattern": pattern if look.pattern else None}

@@ -322,8 +322,10 @@ class Transfer(Strict):
     replica's NIC that has no `nic_bytes_per_s`."""
     latency_s: NotNegative = 0.0
     """Paid once per transfer."""
-    start: Literal["pull"] = "pull"
-    """Who reserves first: the decode side, which so holds back the prefill side when it is full."""
+    start: Literal["pull", "push"] = "pull"
+    """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
+    side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
+    only when its blocks are reserved there."""
     overlap: Literal["none"] = "none"
     """The KV moves after the prefill has ended."""
     sharing: Literal["none", "max-min"] = "none"
@@ -378,6 +380,20 @@ class Admission(Strict):
     """Token buckets of tenants, such as {tokens_per_s: 1000, burst_tokens: 20000}."""
     early_rejection: EarlyRejection | None = None
     """Refuse on a predicted TTFT, such as {max_ttft_s: 2}."""
+
+
+class Change(Strict):
+    """What happens to a replica at an instant (`sim.changes`)."""
+
+    at_s: NotNegative
+    """When, seconds from the start."""
+    what: Literal["fail", "restore", "drain", "add"]
+    """``fail``: its step in flight and all KV are lost; ``restore``: one that failed is up again,
+    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more."""
+    pool: Literal["prefill", "decode"] | None = None
+    """Which of two pools; with one pool, leave it out."""
+    replica: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 0
+    """Position in its pool, from 0; for ``add``, of one that the new one is like."""
 
 
 class Pools(Strict):
@@ -464,6 +480,11 @@ class Common(Strict):
     themselves: what they sent where, and what has ended. 0: the state as it is; else from 0.001."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
+    events: list[Change] = []
+    """Changes of the cluster, such as [{at_s: 60, what: fail, replica: 1}]. Those of one instant
+    happen in the order of the list."""
+    on_failure: Literal["reroute", "fail"] = "reroute"
+    """Requests of a replica that fails go to another one and prefill what they have, or fail."""
     predictor: Named | None = None
     """Guesses output lengths for the orders that need it (``phasewise list predictors``)."""
     decode_router: Named | None = None

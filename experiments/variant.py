@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import cluster, hashes, pipeline
+from experiments import changes, cluster, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.notes import thrashing
@@ -141,6 +141,7 @@ def run_variant(
             fast_forward=experiment.fast_forward,
             check=experiment.check,
             record=_record(experiment, workload.trace, file),
+            cluster_events=changes.events_of(experiment),
             progress=_with_total(progress, len(workload.trace)),
         )
     if progress is not None:
@@ -152,6 +153,7 @@ def run_variant(
     bundle = _bundle(experiment, folder, workload, built, result, windows)
     notes += _of_sessions(workload, bundle.summary)
     notes += _of_preemptions(result)
+    notes += changes.report(result, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
     bundle.wallclock = {

@@ -39,7 +39,8 @@ def _of_snapshots(experiment: Experiment, pools: list[PoolSpec]) -> list[str]:
     limits = (gate.max_waiting, gate.max_waiting_per_replica, gate.early_rejection)
     if not said or any(limit is not None for limit in limits):
         return []
-    several = [pool for pool in pools if len(pool.replicas) > 1]
+    grows = any(change.what == "add" for change in experiment.events)
+    several = [pool for pool in pools if grows or len(pool.replicas) > 1]
     if any(pool.router.sees_state for pool in several):
         return []
     why = "no router has a choice: no pool has more than one replica"

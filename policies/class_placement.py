@@ -39,7 +39,7 @@ class ClassAware(Router):
         within: Router among the replicas of a class: a name, or a name with options.
     """
 
-    classes: dict[str, list[int]]
+    classes: dict[str, list[int]] = field(metadata={"entries": "a list of replica indices"})
     others: list[int] | None = None
     overflow: dict[str, int] = field(default_factory=dict)
     within: Router = field(

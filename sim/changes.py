@@ -10,7 +10,7 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
   way to the replica is called off, and its source hands it over again in (2d).
 - ``restore``: a replica that failed takes requests again, empty, from (2d) on.
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
-- ``add``: one more replica like the first of its pool, with the next index, takes part from (2d).
+- ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d).
 
 A fail of a replica that is gone by then, the last of its drain being over, changes nothing and is
 not recorded. A lost iteration has no number: the next one of the replica has it.
@@ -54,7 +54,7 @@ class Change:
 
     Attributes:
         what: ``fail``, ``restore``, ``drain`` or ``add``.
-        index: Position of the replica in its pool; for ``add`` it plays no part.
+        index: Position of the replica in its pool; for ``add``, of one that the new one is like.
         decode: Of the decode pool, not of the pool that requests enter.
     """
 
@@ -71,9 +71,6 @@ class Change:
         pool = live.decode if self.decode else live.entry
         if pool is None:
             raise ConfigError(f"{self.what}: there is no decode pool")
-        if self.what == "add":
-            live.changes.add(pool)
-            return
         if not 0 <= self.index < len(pool.replicas):
             raise ConfigError(
                 f"{self.what} of replica {self.index} of pool {pool.spec.name}: there is no such "
@@ -106,6 +103,11 @@ class Changes:
 
     def expect(self, changes: int) -> None:
         """So many will be made."""
+        transfer = self._live.spec.transfer
+        if changes and transfer is not None and transfer.push:
+            raise ConfigError(
+                "transfer.start: push: a cluster that changes is not modelled with it; try pull"
+            )
         self.to_come += changes
         self.expected = self.expected or changes > 0
 
@@ -161,9 +163,9 @@ class Changes:
         if replica.empty:
             self._is_gone(replica)
 
-    def add(self, pool: Pool) -> None:
+    def add(self, pool: Pool, like: Replica) -> None:
         """One more replica."""
-        self._note("added", self._live.add(pool))
+        self._note("added", self._live.add(pool, like))
         self._came_up()
 
     def emptied(self, replica: Replica) -> None:

@@ -48,6 +48,12 @@ def stable_first_wins(m: Metrics) -> bool:
     )
 
 
+def failures_cost(m: Metrics) -> bool:
+    met = [m[label]["slo_attainment"] for label in ("none", "one", "two", "three")]
+    late = [m[label]["ttft_s"]["p99"] for label in ("none", "one", "two", "three")]
+    return met == sorted(met, reverse=True) and late == sorted(late) and met[0] > met[2] + 0.1
+
+
 def two_h100_are_cheapest(m: Metrics) -> bool:
     meets = {label: x for label, x in m.items() if x["slo_attainment"] >= 0.95}
     cheapest = min(meets, key=lambda label: float(meets[label]["cost_usd"]))
@@ -80,6 +86,7 @@ def the_h200_belongs_behind(m: Metrics) -> bool:
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
         (
             "agents_and_completions",

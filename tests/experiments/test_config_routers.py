@@ -107,6 +107,25 @@ CLASSES = {"name": "class-aware", "classes": {"chat": [0, 1]}}
             "other classes or of none; say which serve these: others",
         ),
         (
+            {"router": {**CLASSES, "classes": {"chat": [0], "agent": 0}}},
+            "config: router.classes.agent: 0: expected a list of replica indices",
+        ),
+        (
+            {"router": {**CLASSES, "classes": {"agent": [0, "x"]}}},
+            "config: router.classes.agent: x: expected a whole number",
+        ),
+        (
+            {"router": {**CLASSES, "overflow": {"chat": "many"}}},
+            "config: router.overflow.chat: many: expected a whole number",
+        ),
+        (
+            {"chunked_prefill_size": 100},
+            "config: chunked_prefill_size: vllm-v1 has no such option; choose one of "
+            "disk_cache_blocks, host_cache_blocks, long_prefill_token_threshold, "
+            "max_num_batched_tokens, max_num_seqs, prefix_cache, reserve_full_prompt, "
+            "uncached_first, watermark",
+        ),
+        (
             {"router": {**CLASSES, "overflow": {"chta": 3}}},
             "config: router: overflow.chta: no such class; did you mean chat?",
         ),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from experiments import cdf_figure, figures
 from experiments.cdf import MAX_POINTS, curve_of_gaps, curve_of_values
+from experiments.drawing import Drawing
 from experiments.looks import DASHES, POLICY_LOOKS, STYLES, looks
 from experiments.summary import summarize
 from sim.errors import ConfigError
@@ -122,10 +123,26 @@ def test_a_policy_looks_the_same_beside_whatever_others():
 
 
 def test_variants_of_a_policy_differ_from_each_other():
-    variants = looks(["sarathi"] * 6)
-    assert len(set(variants)) == 6
-    assert len({look.dash for look in variants}) == 6
-    assert len({look.symbol for look in variants}) == 6
+    for policy in ("sarathi", "static", "mine"):
+        variants = looks([policy] * 8)
+        for one in ("color", "dash", "symbol", "pattern"):
+            assert len({getattr(look, one) for look in variants}) == 8, (policy, one)
+        many = looks([policy] * 30)
+        assert len({(look.color, look.dash) for look in many}) == 30
+        assert len({(look.color, look.pattern) for look in many}) == 30
+
+
+def test_the_page_is_named_after_what_is_on_it(tmp_path):
+    import plotly.graph_objects as go
+
+    drawing = Drawing("x", "X", "", (), [], lambda *_: go.Figure())
+    cases = (([], "Latency distributions"), ([drawing], "Latency, caches, memory and load"))
+    for at, (drawings, heading) in enumerate(cases):
+        (tmp_path / str(at)).mkdir()
+        figures.write({}, tmp_path / str(at), STYLES["paper"], "log", ("html",), drawings)
+        page = (tmp_path / str(at) / "figures.html").read_text()
+        assert f"<h1>{heading}</h1>" in page
+        assert f"<title>phasewise: {heading}</title>" in page
 
 
 # Figures

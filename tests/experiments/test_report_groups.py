@@ -168,6 +168,34 @@ def test_a_panel_shows_its_class_and_the_target_of_it():
     assert (curve.x[0], curve.x[-1]) == (min(waits), max(waits))
 
 
+def test_a_target_far_from_all_curves_is_within_the_axes():
+    run = Run("a", classes=["tab", "agent"])
+    run.summary["slo"] = {"ttft_s": 300.0, "classes": {"tab": {"ttft_s": 0.0005}}}
+    fig = drawing(group_drawings([run]), "ttft_by_class").make(SCREEN, "log")
+    assert sorted(shape.x0 for shape in fig.layout.shapes) == [0.0005, 300]
+    for axis in (fig.layout.xaxis, fig.layout.xaxis2):
+        assert 10 ** axis.range[0] < 0.0005
+        assert 10 ** axis.range[1] > 300
+
+
+def test_bars_of_many_variants_of_one_policy_differ_and_are_in_the_legend():
+    runs = [Run(f"v{i}", classes=["tab", "agent"], seed=i) for i in range(8)]
+    fig = drawing(group_drawings(runs), "by_class").make(SCREEN, "log")
+    named = [trace for trace in fig.data if trace.showlegend]
+    assert [trace.name for trace in named] == [run.label for run in runs]
+    fills = {(each.marker.color, each.marker.pattern.shape) for each in named}
+    assert len({color for color, _ in fills}) == len({shape for _, shape in fills}) == 8
+
+
+def test_bars_of_normalised_latency_have_the_unit_of_its_curves():
+    run = Run("a", classes=["tab", "agent"])
+    fig = drawing(group_drawings([run]), "by_class").make(SCREEN, "log")
+    titles = [note.text for note in fig.layout.annotations]
+    assert titles[-1] == "Mean normalised latency (ms/token)"
+    per_token_s = run.summary["classes"]["agent"]["normalised_latency_s_per_token"]["mean"]
+    assert fig.data[-1].y[0] == pytest.approx(1000 * per_token_s)
+
+
 def test_bars_are_the_numbers_of_the_summary():
     run = Run("a", cache=True, classes=["tab", "agent"])
     rows = drawing(group_drawings([run]), "by_class").rows
