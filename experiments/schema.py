@@ -322,8 +322,10 @@ class Transfer(Strict):
     replica's NIC that has no `nic_bytes_per_s`."""
     latency_s: NotNegative = 0.0
     """Paid once per transfer."""
-    start: Literal["pull"] = "pull"
-    """Who reserves first: the decode side, which so holds back the prefill side when it is full."""
+    start: Literal["pull", "push"] = "pull"
+    """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
+    side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
+    only when its blocks are reserved there."""
     overlap: Literal["none"] = "none"
     """The KV moves after the prefill has ended."""
     sharing: Literal["none", "max-min"] = "none"
@@ -475,7 +477,7 @@ class Common(Strict):
     """Which replica a request goes to: a name, or name and options (``phasewise list routers``)."""
     router_snapshot_s: NotNegative = 0.0
     """Routers see the state that replicas had at the last multiple of this, beside what they know
-    themselves: what they sent where, and what has ended. 0: the state as it is."""
+    themselves: what they sent where, and what has ended. 0: the state as it is; else from 0.001."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []

@@ -59,7 +59,8 @@ class Orca(Policy):
             if state.num_running >= self.max_batch_size:
                 batch.refuse(Cause.NO_SEAT, first_come=first_come)
                 break
-            if not state.kv.allocate(request, self._reserved_tokens(request, state.max_model_len)):
+            tokens = self._reserved_tokens(request, state.max_model_len)
+            if not (state.can_go_on(request) and state.kv.allocate(request, tokens)):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 break
             state.admit(request)

@@ -111,7 +111,9 @@ class PrefillFirst(Policy):
             if tokens > left:
                 batch.refuse(Cause.NO_BUDGET, first_come=first_come)
                 return
-            if not state.kv.allocate(request, tokens, keep_free=watermark):
+            if not (
+                state.can_go_on(request) and state.kv.allocate(request, tokens, keep_free=watermark)
+            ):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 return
             state.admit(request)

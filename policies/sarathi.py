@@ -69,7 +69,9 @@ class Sarathi(Policy):
                 return left
             request = waiting[0]
             whole = request.known_tokens
-            if not state.kv.allocate(request, whole, keep_free=watermark):
+            if not (
+                state.can_go_on(request) and state.kv.allocate(request, whole, keep_free=watermark)
+            ):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 return left
             state.admit(request)

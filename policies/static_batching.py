@@ -9,7 +9,7 @@ from typing import Literal
 
 from sim.batch import UNTIL_CHANGE, Cause, Padding, ScheduledBatch
 from sim.kvcache import BlockPool
-from sim.policy import Policy, ReplicaState
+from sim.policy import Onward, Policy, ReplicaState
 from sim.request import Request
 
 
@@ -99,6 +99,8 @@ class StaticBatching(Policy):
                 state.wake_at_ns, batch.cause = fires, Cause.BATCH_FORMING
                 return
         rows, slot_tokens = self._fitting(queue, state.kv)
+        if state.onward is not None:
+            rows, slot_tokens = self._fitting(self._going_on(rows, state.onward), state.kv)
         if not rows:
             batch.cause = Cause.NO_BLOCKS
         for request in rows:
@@ -108,6 +110,17 @@ class StaticBatching(Policy):
             else:
                 state.admit(request)
         self._rows = rows
+
+    @staticmethod
+    def _going_on(rows: Sequence[Request], onward: Onward) -> list[Request]:
+        """The longest prefix for which there is room on the decode replicas, which is taken."""
+        going = []
+        for request in rows:
+            if not onward.has_room(request):
+                break
+            onward.reserve(request)
+            going.append(request)
+        return going
 
     def _fitting(self, queue: Sequence[Request], kv: BlockPool) -> tuple[list[Request], int]:
         """The longest prefix whose slots fit, and the tokens of a slot (rule 12)."""

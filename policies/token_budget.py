@@ -225,7 +225,9 @@ class TokenBudget(Policy):
             keep = int(self.watermark * kv.total_blocks) if state.num_running else 0
             if self.reserve_full_prompt:
                 keep += kv.blocks_for(request.known_tokens) - kv.blocks_for(cached + tokens)
-            if not kv.allocate(request, cached + tokens, keep_free=keep):
+            if not (
+                state.can_go_on(request) and kv.allocate(request, cached + tokens, keep_free=keep)
+            ):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 return left
             state.admit(request, cached)

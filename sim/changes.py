@@ -103,6 +103,11 @@ class Changes:
 
     def expect(self, changes: int) -> None:
         """So many will be made."""
+        transfer = self._live.spec.transfer
+        if changes and transfer is not None and transfer.push:
+            raise ConfigError(
+                "transfer.start: push: a cluster that changes is not modelled with it; try pull"
+            )
         self.to_come += changes
         self.expected = self.expected or changes > 0
 

@@ -31,6 +31,7 @@ from sim.records import (
     QUEUED,
     REJECTED,
     TRANSFER_STARTED,
+    Ahead,
     Lifetime,
     Recorder,
     ReplicaInfo,
@@ -93,7 +94,7 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class TransferSpec:
-    """How KV gets from a prefill to a decode replica: pulled, in whole blocks.
+    """How KV gets from a prefill to a decode replica, in whole blocks.
 
     Differences from the engines. vLLM with NIXL corresponds to `recompute_last_token`. It holds the
     source's blocks until the reader's notice or a timeout, and admits loaded requests in its
@@ -112,6 +113,9 @@ class TransferSpec:
             step emits token 1, as in vLLM with NIXL (rule 38).
         shares_links: Transfers share the NICs of their replicas max-min fairly (`sim.links`): each
             crosses the source's outgoing and the target's incoming direction (rules 39 and 63).
+        push: The decode replica is chosen on arrival, its blocks are reserved when the prefill is
+            admitted, which waits for that, and the KV is sent when the prefill ends (rules 39, 69,
+            70 and 76). Else the decode replica pulls (rule 32).
         blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
             sends for the KV of one request, after those loaded have joined, before its policy
             decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
@@ -122,6 +126,7 @@ class TransferSpec:
     recompute_last_token: bool = False
     shares_links: bool = False
     blocks_decode: bool = False
+    push: bool = False
 
     def duration_ns(self, num_bytes: int) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
@@ -299,6 +304,26 @@ class Pull:
     held: Request
 
 
+@dataclass
+class _Onward:
+    """The room on decode replicas, as the policy of a prefill replica asks for it."""
+
+    replica: Replica
+
+    def has_room(self, request: Request) -> bool:
+        """See `sim.policy.Onward`."""
+        ahead = self.replica.lives[request].ahead
+        if ahead is None or ahead.found_tokens is not None:
+            return True
+        return ahead.target.has_room(ahead.request)
+
+    def reserve(self, request: Request) -> None:
+        """See `sim.policy.Onward`."""
+        ahead = self.replica.lives[request].ahead
+        if ahead is not None and ahead.found_tokens is None:
+            ahead.target.reserve(ahead)
+
+
 class LiveCluster:
     """A cluster during one run: places arrivals, moves KV, ends requests."""
 
@@ -340,6 +365,7 @@ class LiveCluster:
         }
         self._nics: dict[Replica, tuple[Link, Link]] = {}
         self._links: SharedLinks | None = None
+        self._pushes = spec.transfer is not None and spec.transfer.push
         self._one_by_one = spec.transfer is not None and spec.transfer.blocks_decode
         if spec.transfer is not None and spec.transfer.shares_links:
             self._links = SharedLinks(env)
@@ -373,6 +399,8 @@ class LiveCluster:
 
     def _replica(self, spec: ReplicaSpec, role: str, index: int) -> Replica:
         """One more replica; within a phase, the prefill pool goes before the decode pool."""
+        # A run of a pipeline cannot be cut where blocks are taken from outside.
+        step_by_step = {"fast_forward": False} if self._pushes and spec.kind is not None else {}
         replica = (spec.kind or Replica)(
             self.env,
             spec,
@@ -382,9 +410,12 @@ class LiveCluster:
             index=index,
             role=role,
             rank=index + (_DECODE_RANK if role == "decode" else 0),
-            **self._switches,
-            **self._of_role[role],
+            passes_late=self._pushes and role == "prefill",
+            watched=self._pushes and role == "decode",
+            **self._switches | self._of_role[role] | step_by_step,
         )
+        if self._pushes and role == "prefill":
+            replica.state.onward = _Onward(replica)
         self.replicas.append(replica)
         self.pulls[replica] = deque()
         if self._links is not None and self.spec.transfer is not None:
@@ -456,6 +487,28 @@ class LiveCluster:
             life.cancellation = Instant(self.env, patience_ns, Phase.CANCEL + arrival.index)
             life.cancellation.callbacks.append(_GivesUp(self, life))
 
+    def _look_ahead(self, life: Lifetime) -> None:
+        """Choose the decode replica of a request that will be pushed there (rule 69)."""
+        assert self.decode is not None
+        request = self.request_of(life, at_entry=False)
+        target = self.decode.route(request)
+        assert target is not None, "without changes every replica is up"
+        life.ahead = Ahead(request, target)
+        target.expect(life.ahead)
+
+    def left_early(self, life: Lifetime) -> None:
+        """A request that was to be pushed has left its prefill replica and ends (rules 70, 76)."""
+        ahead, life.ahead = life.ahead, None
+        if ahead is not None:
+            ahead.target.expect_no_more(ahead)
+            self.more_room()
+
+    def more_room(self) -> None:
+        """Something has changed on a decode replica for which prefill replicas may wait (push)."""
+        for replica in self.entry.replicas:
+            if replica.state.waiting:
+                replica.notify()
+
     def place(
         self, life: Lifetime, request: Request, offered: Sequence[ReplicaView] | None = None
     ) -> bool:
@@ -467,6 +520,8 @@ class LiveCluster:
         goal = 1 if self.decode else life.arrival.output_tokens - life.before
         replica.place_request(request, life, goal)
         self.note_event(life, QUEUED, replica)
+        if self._pushes and (life.arrival.max_tokens > 1 or self._again):
+            self._look_ahead(life)
         replica.enqueue(request)
         return True
 
@@ -531,6 +586,8 @@ class LiveCluster:
         life.ended = True
         if life.where is not None and life.request is not None:
             life.where.drop(life.request)
+        if life.ahead is not None and not life.ahead.given_up:
+            life.ahead.target.gives_up(life.ahead)
         if life.cancellation is not None:
             self.impatient -= 1
             life.cancellation.call_off()
@@ -558,6 +615,7 @@ class LiveCluster:
         if replica is None or request is None:  # it waits for a replica to come up, or its prefill
             if not self.not_sent(self.hand_overs, life):  # ended at this very instant
                 self.changes.withdraw(life)
+            self.left_early(life)
         elif life.arrival.index in self.transfers:
             replica.sign_off(request)
         elif self.not_sent(self.pulls[replica], life):
@@ -589,7 +647,9 @@ class LiveCluster:
 
     def pull_of(self, life: Lifetime, source: Replica, held: Request) -> Pull:
         """A request, whose KV its source keeps, as a decode replica will see it."""
-        return Pull(self.request_of(life, at_entry=False), life, source, held)
+        ahead = life.ahead
+        later = self.request_of(life, at_entry=False) if ahead is None else ahead.request
+        return Pull(later, life, source, held)
 
     def call_hand_over(self) -> None:
         """There will be a phase (2d) in this instant."""
@@ -605,6 +665,9 @@ class LiveCluster:
         for pull in waiting:
             request, life = pull.request, pull.life
             request.emitted_then = 0 if self._again else 1
+            if life.ahead is not None:
+                self._push(pull, life.ahead)
+                continue
             replica = self.decode.route(request)
             if replica is None:
                 self.changes.stranded.append(pull)
@@ -614,6 +677,17 @@ class LiveCluster:
             replica.place_request(request, life, goal)
             self.pulls[replica].append(pull)
             self.note_event(life, HANDED_OVER, replica)
+            replica.notify()
+
+    def _push(self, pull: Pull, ahead: Ahead) -> None:
+        """Send the KV of a request to where its blocks are reserved."""
+        life, replica = pull.life, ahead.target
+        assert ahead.found_tokens is not None
+        replica.place_request(pull.request, life, life.arrival.output_tokens)
+        life.ahead, life.decode_replica = None, replica.place
+        self.note_event(life, HANDED_OVER, replica)
+        self._send(pull, replica, ahead.found_tokens)
+        if self._one_by_one:
             replica.notify()
 
     def pull(self, replica: Replica) -> None:

@@ -63,6 +63,10 @@ class KVCache(Protocol):
         """
         ...
 
+    def has_room(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
+        """Whether `reserve` would succeed; changes nothing."""
+        ...
+
     def arrived(self, request: Request) -> None:
         """The KV of the prompt of a request with reserved blocks is here."""
         ...
@@ -148,6 +152,10 @@ class BlockPool:
     def reserve(self, request: Request, tokens: int, *, keep_free: int = 0) -> int | None:
         """See `KVCache.reserve`."""
         return 0 if self.allocate(request, tokens, keep_free=keep_free) else None
+
+    def has_room(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
+        """See `KVCache.has_room`."""
+        return self.free_blocks - self.blocks_for(tokens) >= keep_free
 
     def arrived(self, request: Request) -> None:
         """Nothing is shared, so nothing is published."""

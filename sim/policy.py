@@ -21,6 +21,18 @@ from sim.queue import ChangingOrder, QueueOrder, WaitingQueue
 from sim.request import Request
 
 
+class Onward(Protocol):
+    """Where requests go on after their prefill, if room for them is needed before it (push)."""
+
+    def has_room(self, request: Request) -> bool:
+        """Whether blocks can be reserved for the request where it goes on, or are already."""
+        ...
+
+    def reserve(self, request: Request) -> None:
+        """Reserve them now, if they are not; there has to be room."""
+        ...
+
+
 class ReplicaState:
     """What the policy of one replica sees, and the few things it may do.
 
@@ -46,6 +58,7 @@ class ReplicaState:
         max_model_len: Longest prompt + max_tokens, or None.
         watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
         host: Host memory for victims; None where they are recomputed.
+        onward: Prefill role, where KV is pushed: the room on decode replicas; else None.
     """
 
     def __init__(
@@ -83,6 +96,7 @@ class ReplicaState:
         self.held_back: list[Request] = []
         self.admitted: list[Request] = []
         self.found: dict[Request, int] = {}
+        self.onward: Onward | None = None
         self._on_preempt = on_preempt
         self._on_join = on_join
         self._on_leave = on_leave
@@ -103,11 +117,21 @@ class ReplicaState:
         """Running requests whose prefill is complete."""
         return len(self.running) - len(self.prefilling)
 
+    def can_go_on(self, request: Request) -> bool:
+        """Whether a waiting request may be admitted, as far as its decode replica goes (rule 70).
+
+        False only where KV is pushed and there is no room for it; ask before its blocks are taken.
+        """
+        return self.onward is None or self.onward.has_room(request)
+
     def admit(self, request: Request, cached_tokens: int = 0) -> None:
         """Move a waiting request to the tail of running; the caller has allocated its blocks.
 
         Its prefill target is fixed at its known tokens, of which `cached_tokens` need no computing.
+        Where KV is pushed, its blocks on the decode replica are reserved (see `can_go_on`).
         """
+        if self.onward is not None:
+            self.onward.reserve(request)
         if self.waiting[0] is request:
             self.waiting.pop_head()
         else:
@@ -551,9 +575,12 @@ class Router:
 
     Class attributes:
         sees_contents: It asks for `ReplicaView.cached_tokens`, so it needs the exact state.
+        sees_state: It asks for more than `index`, `outstanding` and `serves`, so that a snapshot
+            interval makes a difference to it.
     """
 
     sees_contents: ClassVar[bool] = False
+    sees_state: ClassVar[bool] = True
 
     def check(self, replicas: int) -> None:
         """Raise `ConfigError` if these options cannot work on a pool of that many replicas."""

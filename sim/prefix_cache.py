@@ -188,6 +188,12 @@ class PrefixCache(CachingPool):
         super().allocate(request, tokens)
         return self._held[request].blocks * self.block_tokens
 
+    def has_room(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
+        """See `KVCache.has_room`."""
+        path = self._find(request, self._prompt_cap(request))
+        used = sum(blocks for extent, blocks in path if extent.users)
+        return self.free_blocks - (self.blocks_for(tokens) - used) >= keep_free
+
     def may_reserve_less(self, request: Request) -> bool:
         """See `KVCache.may_reserve_less`. It may: what is found and used need not be taken."""
         most = self._prompt_cap(request)

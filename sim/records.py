@@ -72,6 +72,23 @@ NARROW_COLUMNS = {
 }
 
 
+@dataclass
+class Ahead:
+    """Where a request goes on when its prefill is over, if that was chosen on arrival (push).
+
+    Attributes:
+        request: The request as the decode replica sees it.
+        target: The decode replica.
+        found_tokens: Tokens found cached there when blocks were reserved; None before.
+        given_up: It has ended before its prefill did, and counts there no more.
+    """
+
+    request: Request
+    target: Replica
+    found_tokens: int | None = None
+    given_up: bool = False
+
+
 class Lifetime:
     """One request through the whole cluster: the truth about it, and what has happened so far.
 
@@ -79,6 +96,7 @@ class Lifetime:
     """
 
     __slots__ = (
+        "ahead",
         "arrival",
         "before",
         "cached_tokens",
@@ -107,6 +125,7 @@ class Lifetime:
 
     def __init__(self, arrival: Arrival, order: int, predicted_tokens: int | None = None) -> None:
         self.arrival = arrival
+        self.ahead: Ahead | None = None  # its place in the decode pool while it is prefilled
         self.order = order
         self.predicted_tokens = predicted_tokens
         self.request: Request | None = None

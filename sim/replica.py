@@ -29,7 +29,7 @@ from sim.host_cache import TieredPrefixCache
 from sim.kvcache import CachingPool
 from sim.policy import Policy, ReplicaState
 from sim.queue import ChangingOrder, FirstCome, QueueOrder
-from sim.records import ADMITTED, PREEMPTED, PREFILLED, Decision, Lifetime, Recorder
+from sim.records import ADMITTED, PREEMPTED, PREFILLED, Ahead, Decision, Lifetime, Recorder
 from sim.request import NEVER, Request
 from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork, asks_spread, bound
 
@@ -37,6 +37,8 @@ from sim.step_time import ReplicaStepTime, StepTimeModel, StepWork, asks_spread,
 FIRST_RUN = 16
 _LONGEST_RUN = 4096
 _PATIENCE = 1000
+_LATE = 1 << 31
+"""Added to the place in phase (4) of a pool whose passes come after those of the other."""
 
 UP, DRAINING, FAILED, GONE = "up", "draining", "failed", "gone"
 """Conditions of a replica: only one that is up takes requests (rules 78 and 82)."""
@@ -107,6 +109,14 @@ class Surroundings(Protocol):
         """The client has all tokens of the request."""
         ...
 
+    def left_early(self, life: Lifetime) -> None:
+        """A request that goes on elsewhere was given up, and has left its prefill replica."""
+        ...
+
+    def more_room(self) -> None:
+        """Something has changed on a decode replica for which prefill replicas may wait (push)."""
+        ...
+
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """The request has emitted all it emits here and moves to the decode pool."""
         ...
@@ -135,6 +145,7 @@ class Replica:
         outstanding: Requests placed here that have not ended or been handed over.
         in_flight: Batches under way, oldest first (one at most, without a pipeline).
         lives: The truth about each request that is here.
+        expected: Of those that are to be pushed here and count here, but are still prefilled.
         found_tokens: Found cached by all admissions here, those after a preemption included.
         asked_tokens: Known at these admissions: what could have been found, and a token of each.
         lost_blocks_then: Blocks that had lost their content when the replica last failed.
@@ -159,6 +170,8 @@ class Replica:
         rank: int | None = None,
         withholds_first_token: bool = False,
         loads_alone: bool = False,
+        passes_late: bool = False,
+        watched: bool = False,
         fast_forward: bool = True,
         check: bool = False,
         seed: int = 0,
@@ -188,7 +201,8 @@ class Replica:
         self._finish_seq = 0
         self.condition = UP
         rank = place if rank is None else rank
-        self._turn = Phase.SCHEDULE + rank
+        self._turn = Phase.SCHEDULE + rank + (_LATE if passes_late else 0)
+        self._watched = watched
         self._step_end = Phase.STEP_END + rank
         self._bell = Doorbell(env)
         self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
@@ -230,6 +244,7 @@ class Replica:
         )
         self._keep_log(self.state.group, self._recorder)
         self.lives: dict[Request, Lifetime] = {}
+        self.expected: dict[Request, Ahead] = {}
         self.kept: dict[Request, Lifetime] = {}
         self.held_for_transfer = self.outstanding = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
@@ -296,6 +311,9 @@ class Replica:
 
     def serves(self, request: Request) -> bool:
         """Whether a request is outstanding here."""
+        ahead = self.expected.get(request)
+        if ahead is not None:
+            return not ahead.given_up
         life = self.lives.get(request)
         return life is not None and life.where is self
 
@@ -372,8 +390,75 @@ class Replica:
         """Take charge of a request that leaves once it has emitted `goal` tokens in all."""
         life.request, life.where, life.goal = request, self, goal
         self.lives[request] = life
+        if request in self.expected:  # it counts already, with what it knew before its prefill
+            del self.expected[request]
+            self._known_tokens += request.emitted_then
+            return
         self.outstanding += 1
         self._known_tokens += request.known_tokens
+
+    def expect(self, ahead: Ahead) -> None:
+        """A request will be pushed here; it counts from now on."""
+        self.expected[ahead.request] = ahead
+        self.outstanding += 1
+        self._known_tokens += ahead.request.known_tokens
+        if self._cache is not None and self.in_flight:
+            self._cut()
+
+    def gives_up(self, ahead: Ahead) -> None:
+        """It ended before its prefill did, and counts no more."""
+        ahead.given_up = True
+        self.outstanding -= 1
+        self._known_tokens -= ahead.request.known_tokens
+
+    def expect_no_more(self, ahead: Ahead) -> None:
+        """What was reserved for a request that will not come is free."""
+        if not ahead.given_up:
+            self.gives_up(ahead)
+        del self.expected[ahead.request]
+        if ahead.found_tokens is not None:
+            self.sync()
+            self.kv.release(ahead.request)
+            self.relieved()
+            self.notify()
+
+    def reserve(self, ahead: Ahead) -> None:
+        """Phase (4), the passes of this pool being over: take blocks for what will be pushed."""
+        request = ahead.request
+        self.sync(passed=True)
+        tokens = self.policy.transfer_tokens(request, self.spec.max_model_len)
+        ahead.found_tokens = self.kv.reserve(request, tokens, keep_free=self.watermark)
+        if ahead.found_tokens is None:
+            raise ConfigError(
+                f"transfer.start: push: a policy admitted {request} although its decode replica "
+                "has no room; a policy has to ask ReplicaState.can_go_on before it admits"
+            )
+        self._cut_after()
+
+    def has_room(self, request: Request) -> bool:
+        """Whether `reserve` may be called now (rule 70)."""
+        if self.state.waiting:
+            return False
+        self.sync(passed=True)
+        tokens = self.policy.transfer_tokens(request, self.spec.max_model_len)
+        return self.kv.has_room(request, tokens, keep_free=self.watermark)
+
+    def _cut_after(self) -> None:
+        """As `_cut`, but the pass of this instant was made: what it decided takes its time."""
+        if not self.in_flight:
+            return
+        ends, now = self.in_flight[-1].ends_ns, now_ns(self.env)
+        at = bisect_right(ends, now)
+        self._longest_run = max(FIRST_RUN, 2 * (at + 1))
+        if at + 1 < len(ends):
+            del ends[at + 1 :]
+            self._wake = self._wake.replace(ends[at] - now, self._step_end)
+
+    def _may_find_more(self) -> bool:
+        """Whether what runs here may help somebody for whom there is no room yet."""
+        if any(a.found_tokens is None and not a.given_up for a in self.expected.values()):
+            return True
+        return self._surroundings.may_find_more(self)
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
@@ -477,9 +562,13 @@ class Replica:
 
     def forget(self, request: Request) -> None:
         """The last of a request that has signed off: its memory comes back."""
-        del self.lives[request]
+        life = self.lives.pop(request)
         request.seat = -1
         self.kv.release(request)
+        if life.ahead is not None:
+            self._surroundings.left_early(life)
+        if self._watched:
+            self._surroundings.more_room()
         if self.condition == DRAINING and self.empty:
             self._surroundings.emptied(self)
 
@@ -600,6 +689,8 @@ class Replica:
         if self._cache is not None:
             self._newly_lost()
         now = state.now_ns = now_ns(self.env)
+        if self._watched:
+            self._surroundings.more_room()
         if self._loads_alone and self._loads_first(state, now):
             return False
         batch = self._decide(state, now)
@@ -743,7 +834,7 @@ class Replica:
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
         if n == 1 or self.state.preempted:
             return 1
-        if self.role == "decode" and self._cache and self._surroundings.may_find_more(self):
+        if self.role == "decode" and self._cache and self._may_find_more():
             return 1
         # Whoever waited was in the way of a transfer that the next pass may start first.
         if self._loads_alone and self.state.admitted and self._surroundings.awaits(self):
@@ -868,6 +959,8 @@ class Replica:
         if given_up:
             self._stop_decodes(flight, done)
         self._count(flight, n)
+        if self._watched:
+            self._surroundings.more_room()
         if flight.chunks:
             self._end_chunks(flight, done, now)
         if done:
@@ -1160,6 +1253,7 @@ class Replica:
         """Assert that blocks are conserved and that queues and counters agree."""
         state, kv = self.state, self.kv
         used = sum(kv.held(request) for request in self.lives)
+        used += sum(kv.held(request) for request in self.expected)
         if self._cache is not None:
             self._cache.verify()
             used -= self._cache.shared_blocks
@@ -1176,6 +1270,7 @@ class Replica:
         context = sum(r.computed_tokens + 1 for r in self.lives if r.group is not None)
         assert context == sum(group.context_tokens for group in self._groups())
         known = sum(r.known_tokens for r, life in self.lives.items() if life.where is self)
+        known += sum(r.known_tokens for r, a in self.expected.items() if not a.given_up)
         assert known == self._known_tokens + context
         seated = [request for request in self.lives if request.seat >= 0]
         for request in seated:

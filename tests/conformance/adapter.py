@@ -3,8 +3,8 @@
 Beyond that format: any of our routers by name, ``order`` of a replica and ``predictor`` of the
 workload by name, ``priority``, ``deadline_ns``, ``cancel_at_ns`` and ``cancel_after_s`` of a
 request, ``host_bandwidth``, ``kv_bytes_per_token`` and ``nic_bytes_per_s`` of a replica,
-``recompute_last_token``, ``sharing`` and ``blocks_decode`` of the transfer, and ``stages`` of a
-replica: a step time for each, with the ``link`` between them.
+``recompute_last_token``, ``sharing``, ``blocks_decode`` and ``start`` of the transfer, and
+``stages`` of a replica: a step time for each, with the ``link`` between them.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
         again,
         shares_links=shares,
         blocks_decode=wire.get("blocks_decode", False),
+        push=wire.get("start", "pull") == "push",
     )
     return Cluster(entry, decode, transfer, predictor), _names(entry) + _names(decode)
 

@@ -83,9 +83,22 @@ def the_h200_belongs_behind(m: Metrics) -> bool:
     )
 
 
+def loading_pays(m: Metrics) -> bool:
+    cache, before, beside = m["cache"], m["host before"], m["host beside"]
+    return (
+        cache["ttft_s"]["mean"] < m["no cache"]["ttft_s"]["mean"] / 5
+        and before["ttft_s"]["mean"] < cache["ttft_s"]["mean"] / 2
+        and beside["ttft_s"]["mean"] < before["ttft_s"]["mean"]
+        and m["disk beside"]["ttft_s"]["mean"] < cache["ttft_s"]["mean"] / 2
+        and m["disk beside"]["disk_found_tokens"] > 0
+        and before["prefix_hit_rate_tokens"] > 2 * cache["prefix_hit_rate_tokens"]
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("offloading", loading_pays, "It pays: the mean TTFT falls"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
         (

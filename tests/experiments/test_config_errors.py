@@ -273,6 +273,11 @@ MISUSES = [
         "c.yaml: pools.transfer.sharing: fair: expected one of none, max-min",
     ),
     (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, "
+        "transfer: {bandwidth_bytes_per_s: 1e9, start: pus}}",
+        "c.yaml: pools.transfer.start: pus: expected one of pull, push; try push",
+    ),
+    (
         BASE + "nic_bytes_per_s: 1e9",
         "c.yaml: nic_bytes_per_s: 1e+09: counts where transfers share links only; leave it out",
     ),
