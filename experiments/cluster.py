@@ -13,16 +13,21 @@ from experiments import changes, host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
+from experiments.without_effect import of_cluster
 from sim import admission, specs
 from sim.admission import Admission
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
 from sim.pipeline import PipelineReplica
+from sim.policy import Policy
 from sim.replica import ReplicaSpec
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork
+
+SHORTEST_SNAPSHOT_S = 1e-3
+"""Below it a run consists of looks at replicas, at times between which nothing happens."""
 
 Where = Callable[..., str]
 """Gives ``file: key`` of a path into `Experiment`."""
@@ -110,6 +115,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     for role in changes.roles_of_added(experiment):
         names.append(f"{POOL_NAMES[role]}-{counts[role]}")
         counts[role] += 1
+    notes += of_cluster(experiment, cluster)
     return Built(cluster, tuple(notes), gpus, min(limits, default=None), tuple(names))
 
 
@@ -204,20 +210,30 @@ def _pool(
         named, key = experiment.decode_router, "decode_router"
     router = parts.router(named, where(key), folder)
     snapshot_ns = round(experiment.router_snapshot_s * 1e9)
-    if experiment.router_snapshot_s and not snapshot_ns:
+    if 0 < experiment.router_snapshot_s < SHORTEST_SNAPSHOT_S:
         raise ConfigError(
-            f"{where('router_snapshot_s')}: {experiment.router_snapshot_s:g}: is under half a "
-            "nanosecond; give 0 for the present state, or at least 1e-9"
+            f"{where('router_snapshot_s')}: {experiment.router_snapshot_s:g}: expected 0, for the "
+            f"state as it is, or at least {SHORTEST_SNAPSHOT_S:g}: a run looks at all replicas "
+            "once an interval"
         )
     with _told_at(where(key)):
         router.check(len(replicas))
     if snapshot_ns and router.sees_contents:
         raise ConfigError(
-            f"{where('router_snapshot_s')}: {experiment.router_snapshot_s:g}: router "
-            f"{named['name']} looks into caches, of which a snapshot shows nothing; try 0, or "
-            "router prefix-aware, which keeps an index of its own"
+            f"{where(key)}{_curious(named)}: looks into caches, of which a snapshot shows nothing; "
+            "try router_snapshot_s: 0, or prefix-aware, which keeps an index of its own"
         )
     return PoolSpec(POOL_NAMES[role], replicas, router, snapshot_ns)
+
+
+def _curious(named: schema.Named) -> str:
+    """The key, below that of a router, of the one within it that looks into caches; its name."""
+    for key in ("fallback", "within"):
+        inner = named.get(key)
+        if inner is not None:
+            inner = inner if isinstance(inner, dict) else {"name": inner}
+            return f".{key}{_curious(inner)}"
+    return f": {named['name']}"
 
 
 def _admission(experiment: Experiment, where: Where) -> Admission | None:
@@ -316,7 +332,7 @@ def _replica(
     with _told_at(where("pools", role, "kv")):
         blocks, origin = _blocks(pool, model, device, stages)
     place = where("pools", role, "policy")
-    policy = parts.policy(pool, place, folder)
+    policy = _policy(pool, role, folder, where)
     with _told_at(place):
         policy.check(blocks // groups, pool.kv.block_tokens, pool.max_model_len)
     if policy.alone:
@@ -352,6 +368,20 @@ def _replica(
         *_group_notes(pool, blocks),
         *pipeline.notes(pool, model, device, stages),
     ]
+
+
+def _policy(pool: Pool, role: str, folder: Path, where: Where) -> Policy:
+    """An error about an option names the key that it was given by: it may be an engine's flag."""
+    place = where("pools", role, "policy")
+    try:
+        return parts.policy(pool, place, folder)
+    except ConfigError as error:
+        for key in pool.policy:
+            said = f"{place}.{key}: "
+            if str(error).startswith(said):
+                at = where("pools", role, "policy", key)
+                raise ConfigError(f"{at}: {str(error).removeprefix(said)}") from None
+        raise
 
 
 def _check_weights(pool: Pool, role: str, model: specs.ModelSpec, where: Where) -> None:

@@ -398,13 +398,14 @@ def _resolve(
     strict: bool,
 ) -> Experiment:
     merged: dict[str, Any] = {}
-    written = []
+    written, plain = [], []
     for layer, where in stack:
-        full = layers.write_out(layers.unfold(layer, f"{where}: "), f"{where}: ")
+        plain.append(layers.unfold(layer, f"{where}: "))
+        full = layers.write_out(plain[-1], f"{where}: ")
         written.append((full, where))
         merged = layers.lay_over(merged, full)
     _refuse_idle_replicas(written)
-    said = _Said(written)
+    said = _Said(written, plain)
     resolved = layers.with_pools(layers.without_nulls(merged), f"{said.source}: ")
     if resolved.get("slo") == "preset":
         resolved["slo"] = suggested_slo(resolved.get("workload"), said.where("slo"))
@@ -456,8 +457,13 @@ def _default_label(resolved: Mapping[str, Any]) -> str:
 class _Said:
     """Who said what: finds the layer and the path, as written there, of a resolved key."""
 
-    def __init__(self, written: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+    def __init__(
+        self,
+        written: Sequence[tuple[Mapping[str, Any], str]],
+        plain: Sequence[Mapping[str, Any]],
+    ) -> None:
         self._written = written
+        self._plain = plain  # the same with flags of engines as they were written
         self.source = written[0][1]
         self._variant = written[1][1]  # where nobody said it: the variant that is short of it
 
@@ -468,11 +474,22 @@ class _Said:
             candidates = [path, path[2:]]
             if path[1] == "colocated":
                 candidates.reverse()
-        for layer, where in reversed(self._written):
+        for (layer, where), plain in zip(
+            reversed(self._written), reversed(self._plain), strict=True
+        ):
             for candidate in candidates:
                 if _holds(layer, candidate):
-                    return f"{where}: {_dotted(candidate)}"
+                    return f"{where}: {_dotted(_as_flag(plain, candidate))}"
         return f"{self._variant}: {_dotted(candidates[0])}"
+
+
+def _as_flag(layer: Any, path: Sequence[str | int]) -> Sequence[str | int]:
+    """The path as it was written, where that was an engine's flag."""
+    pool = path[:2] if path[0] == "pools" else ()
+    for flag, ours in engines.FLAGS.items():
+        if tuple(path[len(pool) :]) == ours and _holds(layer, (*pool, flag)):
+            return (*pool, flag)
+    return path
 
 
 def _holds(layer: Any, path: Sequence[str | int]) -> bool:

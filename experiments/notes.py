@@ -76,6 +76,23 @@ def few(labels: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+def thrashing(recomputed_tokens: int, prompt_tokens: int) -> list[str]:
+    """One sentence where preemptions made more work than the prompts themselves.
+
+    Args:
+        recomputed_tokens: Computed again after preemptions, of all requests.
+        prompt_tokens: Of those that finished.
+    """
+    if recomputed_tokens <= prompt_tokens or not prompt_tokens:
+        return []
+    return [
+        f"thrashing: {recomputed_tokens / prompt_tokens:.1f} times as many tokens were recomputed "
+        f"after preemptions as prompt tokens were served ({recomputed_tokens:,} against "
+        f"{prompt_tokens:,}): most work was done again; try more KV blocks, fewer sequences at "
+        "once, or an order that preempts less."
+    ]
+
+
 def identical(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """One sentence for variants whose results are the same to the last digit.
 

@@ -117,10 +117,17 @@ def build(cls: Any, options: Mapping[str, Any], name: str, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     limits = {field.name: field.metadata for field in fields(cls)}
     checked = {
-        key: _bounded(_value(hints[key], value, f"{where}.{key}"), value, limits[key], where, key)
+        key: _bounded(
+            _value(hints[key], value, f"{where}.{key}", limits[key].get("entries")),
+            value,
+            limits[key],
+            where,
+            key,
+        )
         for key, value in options.items()
     }
     _refuse_missing(cls, checked, name, where)
+    _refuse_idle(cls, checked, where)
     try:
         return cls(**checked)
     except PhasewiseError as error:
@@ -136,6 +143,16 @@ def _refuse_missing(cls: Any, given: Mapping[str, Any], name: str, where: str) -
         )
         if absent and field.name not in given:
             raise ConfigError(f"{where}.{field.name}: is required by {name}")
+
+
+def _refuse_idle(cls: Any, given: Mapping[str, Any], where: str) -> None:
+    """An option that is given needs another one on: metadata ``needs``, values in `but` aside."""
+    for field in fields(cls):
+        needed, value = field.metadata.get("needs"), given.get(field.name)
+        if needed is None or field.name not in given or value in field.metadata.get("but", ()):
+            continue
+        if not given.get(needed, getattr(cls, needed)):
+            raise ConfigError(f"{where}.{field.name}: {shown(value)}: needs {needed}: true")
 
 
 def nested(cls: Any) -> list[str]:
@@ -173,7 +190,7 @@ def _bounded(value: Any, given: Any, limits: Mapping[str, Any], where: str, key:
     return value
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
+def _value(hint: Any, value: Any, where: str, entries: str | None = None) -> Any:
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     checks = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -183,7 +200,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         adapter = TypeAdapter(hint, config=checks)
         return adapter.validate_python(value, strict=not isinstance(value, list))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {explain(error.errors())}") from None
+        errors = error.errors()
+        loc = errors[0]["loc"]
+        if typing.get_origin(hint) is dict and loc:  # of a mapping the entry that is wrong
+            entry, where = value.get(loc[0]), f"{where}.{loc[0]}"
+            if entries and not isinstance(entry, list):
+                raise ConfigError(f"{where}: {shown(entry)}: expected {entries}") from None
+            errors = [each for each in errors if each["loc"] == loc]
+        raise ConfigError(f"{where}: {explain(errors)}") from None
 
 
 def _takes_whole(hint: Any) -> bool:

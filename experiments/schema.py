@@ -477,7 +477,7 @@ class Common(Strict):
     """Which replica a request goes to: a name, or name and options (``phasewise list routers``)."""
     router_snapshot_s: NotNegative = 0.0
     """Routers see the state that replicas had at the last multiple of this, beside what they know
-    themselves: what they sent where, and what has ended. 0: the state as it is."""
+    themselves: what they sent where, and what has ended. 0: the state as it is; else from 0.001."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []

@@ -307,7 +307,7 @@ _WHY = MappingProxyType(
         "empty": "no prompt or no output",
         "predicted_ttft": "admission: the TTFT predicted was over its limit",
         "queue_full": "admission: the queue was full",
-        "rate_limited": "admission: the token bucket of its tenant was empty",
+        "rate_limited": "admission: the token bucket of its tenant did not hold enough",
         "over_model_len": "prompt + max_tokens over max_model_len",
         "over_pool": "prompt + max_tokens over the KV pool",
         "over_token_budget": "prompt + max_tokens over the tokens of one step, where prompts are "

@@ -17,6 +17,7 @@ import numpy as np
 from experiments import changes, cluster, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
+from experiments.notes import thrashing
 from experiments.requests import depends_on_ends, trace_paths
 from experiments.reuse import MOST_REQUESTS, reuse_of
 from experiments.schema import Experiment
@@ -27,7 +28,7 @@ from experiments.workload import Workload, build_workload
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.event_loop import simulate
 from sim.metrics import Gaps, Ints
-from sim.records import Record, ReplicaInfo, SimulationResult
+from sim.records import FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups, tenant_groups
 
@@ -151,6 +152,7 @@ def run_variant(
     notes += sources_of(experiment)
     bundle = _bundle(experiment, folder, workload, built, result, windows)
     notes += _of_sessions(workload, bundle.summary)
+    notes += _of_preemptions(result)
     notes += changes.report(result, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
@@ -227,6 +229,12 @@ def _of_sessions(workload: Workload, summary: dict[str, Any]) -> list[str]:
     summary["sessions"] = counts
     note = source.note()
     return [] if note is None else [note]
+
+
+def _of_preemptions(result: SimulationResult) -> list[str]:
+    requests = result.requests
+    served = requests["prompt_tokens"][requests["state"] == FINISHED]
+    return thrashing(int(requests["recomputed_tokens"].sum()), int(served.sum()))
 
 
 def _with_total(progress: Progress | None, total: int) -> Callable[[int, int], None] | None:

@@ -14,6 +14,7 @@ from experiments.names import canonical
 from experiments.requests import arriving, generator_of, parts_of, sessions_of_source
 from experiments.schema import Experiment, Part, Pool, Source
 from experiments.schema import Sessions as SessionsConfig
+from experiments.without_effect import of_requests
 from sim.errors import ConfigError
 from sim.request import NEVER, Trace
 from sim.slo import NO_CLASS
@@ -216,7 +217,7 @@ def _without_effect(trace: Trace, experiment: Experiment) -> list[str]:
             "prefix_cache: the trace has no block ids, so that no two requests share anything: "
             "only a preempted request finds its own again."
         )
-    return notes
+    return notes + of_requests(trace, experiment)
 
 
 def _keeps_prefixes(pool: Pool) -> bool:

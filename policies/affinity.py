@@ -11,6 +11,7 @@ from hashlib import blake2b
 import numpy as np
 
 from policies.routing import LeastOutstanding
+from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
 from sim.request import Request
 
@@ -41,8 +42,17 @@ class SessionAffinity(Router):
         """Whether the fallback does."""
         return self.fallback.sees_contents
 
+    @property
+    def sees_state(self) -> bool:  # type: ignore[override]
+        """Whether the fallback does."""
+        return self.fallback.sees_state
+
     def check(self, replicas: int) -> None:
-        """As the fallback."""
+        """As the fallback, which is another router."""
+        if isinstance(self.fallback, SessionAffinity):
+            raise ConfigError(
+                "fallback: session-affinity: cannot be its own fallback; try least-outstanding"
+            )
         self.fallback.check(replicas)
 
     def start(self, rng: np.random.Generator) -> None:
@@ -91,6 +101,8 @@ class ConsistentHash(Router):
         virtual_nodes: Points of each replica on the ring.
         prefix_tokens: Length of the prefix that is a key where there is neither session nor tenant.
     """
+
+    sees_state = False
 
     load_factor: float = field(default=1.25, metadata={"minimum": 1})
     virtual_nodes: int = field(default=100, metadata={"maximum": 10_000})

@@ -136,6 +136,8 @@ class PrefixAware(Router):
         max_tree_tokens: Most tokens in the tree of one replica.
     """
 
+    sees_state = False
+
     cache_threshold: float = field(default=0.3, metadata={"maximum": 1})
     balance_abs_threshold: int = field(default=64, metadata={"minimum": 0})
     balance_rel_threshold: float = 1.5

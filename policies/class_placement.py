@@ -39,7 +39,7 @@ class ClassAware(Router):
         within: Router among the replicas of a class: a name, or a name with options.
     """
 
-    classes: dict[str, list[int]]
+    classes: dict[str, list[int]] = field(metadata={"entries": "a list of replica indices"})
     others: list[int] | None = None
     overflow: dict[str, int] = field(default_factory=dict)
     within: Router = field(
@@ -53,6 +53,11 @@ class ClassAware(Router):
     def sees_contents(self) -> bool:  # type: ignore[override]
         """Whether the router within does."""
         return self.within.sees_contents
+
+    @property
+    def sees_state(self) -> bool:  # type: ignore[override]
+        """Whether the router within does."""
+        return self.within.sees_state
 
     def check(self, replicas: int) -> None:
         """Indices are those of replicas that there are, and every request has some."""

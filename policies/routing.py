@@ -15,6 +15,8 @@ from sim.request import Request
 class RoundRobin(Router):
     """Each replica in turn, those that can never run the request left out."""
 
+    sees_state = False
+
     _turn: int = field(default=0, init=False, repr=False)
 
     def start(self, rng: np.random.Generator) -> None:
@@ -49,6 +51,8 @@ class Drawing(Router):
 class RandomChoice(Drawing):
     """Uniform over the replicas that can run the request; one draw per request."""
 
+    sees_state = False
+
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """Any of them."""
         assert self.rng is not None
@@ -60,6 +64,8 @@ class RandomChoice(Drawing):
 @dataclass
 class LeastOutstanding(Router):
     """Fewest requests routed there and not finished; ties to the lowest index."""
+
+    sees_state = False
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """The least loaded by number of requests."""
@@ -81,6 +87,8 @@ class PowerOfTwo(Drawing):
 
     Ties go to the lower index. Source: Mitzenmacher, IEEE TPDS 2001.
     """
+
+    sees_state = False
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """The better of two."""

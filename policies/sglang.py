@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
@@ -92,14 +92,16 @@ class LongestPrefix(Policy):
         eviction: Which leaf of the tree goes first: ``lru``, ``lfu`` or ``fifo``.
     """
 
-    order: Literal["lpm", "fcfs"] = "lpm"
+    order: Literal["lpm", "fcfs"] = field(
+        default="lpm", metadata={"needs": "prefix_cache", "but": ("fcfs",)}
+    )
     prefix_cache: bool = True
     chunked_prefill_size: int | None = 8192
     max_prefill_tokens: int = 16384
     max_running_requests: int | None = None
     mixed_chunk: bool = False
     page_size: int = 1
-    eviction: Eviction = "lru"
+    eviction: Eviction = field(default="lru", metadata={"needs": "prefix_cache"})
 
     alone = True
 

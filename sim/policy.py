@@ -575,9 +575,12 @@ class Router:
 
     Class attributes:
         sees_contents: It asks for `ReplicaView.cached_tokens`, so it needs the exact state.
+        sees_state: It asks for more than `index`, `outstanding` and `serves`, so that a snapshot
+            interval makes a difference to it.
     """
 
     sees_contents: ClassVar[bool] = False
+    sees_state: ClassVar[bool] = True
 
     def check(self, replicas: int) -> None:
         """Raise `ConfigError` if these options cannot work on a pool of that many replicas."""

@@ -10,6 +10,8 @@ import pytest
 from experiments import cluster
 from experiments.config import load
 from experiments.json_schema import json_schema
+from experiments.without_effect import of_cluster, of_requests
+from experiments.workload import build_workload
 from policies import ClassAware, LeastKV, PowerOfTwo, SessionAffinity
 from sim.admission import Admission, Bucket, EarlyRejection, RateLimit
 from sim.errors import ConfigError
@@ -105,25 +107,47 @@ CLASSES = {"name": "class-aware", "classes": {"chat": [0, 1]}}
             "other classes or of none; say which serve these: others",
         ),
         (
+            {"router": {**CLASSES, "classes": {"chat": [0], "agent": 0}}},
+            "config: router.classes.agent: 0: expected a list of replica indices",
+        ),
+        (
+            {"router": {**CLASSES, "classes": {"agent": [0, "x"]}}},
+            "config: router.classes.agent: x: expected a whole number",
+        ),
+        (
+            {"router": {**CLASSES, "overflow": {"chat": "many"}}},
+            "config: router.overflow.chat: many: expected a whole number",
+        ),
+        (
+            {"chunked_prefill_size": 100},
+            "config: chunked_prefill_size: vllm-v1 has no such option; choose one of "
+            "disk_cache_blocks, host_cache_blocks, long_prefill_token_threshold, "
+            "max_num_batched_tokens, max_num_seqs, prefix_cache, reserve_full_prompt, "
+            "uncached_first, watermark",
+        ),
+        (
             {"router": {**CLASSES, "overflow": {"chta": 3}}},
             "config: router: overflow.chta: no such class; did you mean chat?",
         ),
         (
             {"router": "kv-aware", "router_snapshot_s": 0.1},
-            "config: router_snapshot_s: 0.1: router kv-aware looks into caches, of which a "
-            "snapshot shows nothing; try 0, or router prefix-aware, which keeps an index of its "
-            "own",
+            "config: router: kv-aware: looks into caches, of which a snapshot shows nothing; try "
+            "router_snapshot_s: 0, or prefix-aware, which keeps an index of its own",
         ),
         (
             {"router": {**CLASSES, "within": "kv-aware"}, "router_snapshot_s": 0.1},
-            "config: router_snapshot_s: 0.1: router class-aware looks into caches, of which a "
-            "snapshot shows nothing; try 0, or router prefix-aware, which keeps an index of its "
-            "own",
+            "config: router.within: kv-aware: looks into caches, of which a snapshot shows "
+            "nothing; try router_snapshot_s: 0, or prefix-aware, which keeps an index of its own",
         ),
         (
             {"router_snapshot_s": 1e-10},
-            "config: router_snapshot_s: 1e-10: is under half a nanosecond; give 0 for the present "
-            "state, or at least 1e-9",
+            "config: router_snapshot_s: 1e-10: expected 0, for the state as it is, or at least "
+            "0.001: a run looks at all replicas once an interval",
+        ),
+        (
+            {"router": {"name": "session-affinity", "fallback": "session_affinity"}},
+            "config: router: fallback: session-affinity: cannot be its own fallback; try "
+            "least-outstanding",
         ),
         (
             {"admission": {"early_rejection": {}}},
@@ -227,3 +251,65 @@ def test_a_users_own_router_sees_memory_and_queues(tmp_path: Path) -> None:
     result = simulate([Arrival(0, 40, 5, 5, i) for i in range(4)], made)
 
     assert result.requests["replica"].tolist() == [0, 1, 0, 1]
+
+
+CACHED = {"policy": {"name": "vllm-v1", "prefix_cache": True}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "note"),
+    [
+        ({"router_snapshot_s": 1}, "router_snapshot_s 1 has no effect: the routers go by nothing"),
+        ({"router_snapshot_s": 1, "router": "prefix-aware"}, "router_snapshot_s 1 has no effect"),
+        (
+            {"router_snapshot_s": 1, "router": "least-kv", "replicas": 1},
+            "router_snapshot_s 1 has no effect: no router has a choice",
+        ),
+        ({"router_snapshot_s": 1, "router": "least-kv"}, ""),
+        ({"router_snapshot_s": 1, "admission": {"max_waiting": 3}}, ""),
+        ({"router": {**CLASSES, "within": "kv-aware"}}, "router kv-aware: no pool has a prefix"),
+        ({"router": "kv-aware", **CACHED}, ""),
+        (
+            {"admission": {"early_rejection": {"max_ttft_s": 1, "counts_cached": True}}},
+            "admission.early_rejection.counts_cached has no effect",
+        ),
+        ({"order": "mlfq", "policy": "orca"}, "order mlfq: only sorts the queue: under policy"),
+        ({"order": "mlfq"}, ""),
+        (
+            {"admission": {"max_waiting": 3, "max_waiting_per_replica": 3}},
+            "admission.max_waiting_per_replica 3 has no effect",
+        ),
+        ({"admission": {"max_waiting": 4, "max_waiting_per_replica": 3}}, ""),
+    ],
+)
+def test_what_has_no_effect_on_a_cluster_is_said(keys: dict[str, Any], note: str) -> None:
+    (experiment,) = load({**BASE, **keys}).variants
+    said = of_cluster(experiment, cluster.build(experiment, Path()).cluster)
+
+    assert [text[: len(note)] for text in said] == ([note] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("keys", "notes"),
+    [
+        ({"router": "session-affinity"}, ["router session-affinity: no request has a session"]),
+        (
+            {"router": {**CLASSES, "within": "consistent-hash"}},
+            ["router consistent-hash: requests have neither session nor tenant nor block ids"],
+        ),
+        ({"router": "prefix-aware"}, ["router prefix-aware: the trace has no block ids"]),
+        (
+            {"admission": {"rate_limit": {"tokens_per_s": 5, "burst_tokens": 1}}},
+            [
+                "admission.rate_limit: no request has a tenant, so that all share one bucket.",
+                "admission.rate_limit: 10 of 10 requests cost more than burst_tokens",
+            ],
+        ),
+    ],
+)
+def test_what_no_request_gives_a_router_is_said(keys: dict[str, Any], notes: list[str]) -> None:
+    (experiment,) = load({**BASE, **keys}).variants
+    trace = build_workload(experiment, Path(), None).trace
+    said = of_requests(trace, experiment)
+
+    assert [text[: len(note)] for text, note in zip(said, notes, strict=True)] == notes

@@ -77,11 +77,24 @@ def test_the_flags_of_the_engine_are_understood() -> None:
             {"policy": {"name": "sglang", "order": "fifo"}},
             "policy.order: fifo: expected one of lpm, fcfs; try fcfs",
         ),
+        (
+            {"policy": {"name": "sglang", "prefix_cache": False, "eviction": "lru"}},
+            "policy.eviction: lru: needs prefix_cache: true",
+        ),
+        (
+            {"policy": {"name": "sglang", "prefix_cache": False, "order": "lpm"}},
+            "policy.order: lpm: needs prefix_cache: true",
+        ),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(change)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_first_come_without_a_cache_is_no_contradiction(kept: bool) -> None:
+    build({"policy": {"name": "sglang", "prefix_cache": kept, "order": "fcfs"}})
 
 
 @pytest.mark.parametrize("kept", [True, False])

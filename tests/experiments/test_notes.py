@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.notes import MOST_LINES, identical, lines_of, with_warnings_first
+from experiments.notes import MOST_LINES, identical, lines_of, thrashing, with_warnings_first
 
 
 def test_a_note_of_all_variants_is_said_once_and_others_with_their_labels() -> None:
@@ -31,6 +31,13 @@ def test_variants_with_the_same_results_are_named() -> None:
     told = identical([("a", {"x": 1.5}), ("b", {"x": 1.0}), ("c", {"x": 1.5})])
 
     assert told == ["a, c: identical results; what these variants differ in has no effect here."]
+
+
+def test_preemptions_that_made_most_of_the_work_are_said() -> None:
+    assert thrashing(100, 100) == []
+    assert thrashing(5, 0) == []
+    (note,) = thrashing(2500, 1000)
+    assert note.startswith("thrashing: 2.5 times as many tokens were recomputed after preemptions")
 
 
 def warned(shares: dict[str, float]) -> list[str]:

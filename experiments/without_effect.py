@@ -1,0 +1,179 @@
+"""Keys of a config that have no effect on a run, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.names import canonical
+from sim.cluster import Cluster, PoolSpec
+from sim.policy import Policy
+from sim.queue import ChangingOrder
+
+if TYPE_CHECKING:
+    from experiments.schema import Experiment
+    from experiments.schema import RateLimit as RateLimitConfig
+    from sim.request import Trace
+
+
+def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
+    """What the cluster that was built has no use for.
+
+    Args:
+        experiment: Resolved and checked.
+        cluster: As built from it.
+    """
+    pools = [pool for pool in (cluster.entry, cluster.decode) if pool is not None]
+    return [
+        *_of_snapshots(experiment, pools),
+        *_of_caches(experiment, pools),
+        *_of_orders(experiment, pools),
+        *_of_limits(experiment),
+    ]
+
+
+def _of_snapshots(experiment: Experiment, pools: list[PoolSpec]) -> list[str]:
+    said, gate = experiment.router_snapshot_s, experiment.admission
+    limits = (gate.max_waiting, gate.max_waiting_per_replica, gate.early_rejection)
+    if not said or any(limit is not None for limit in limits):
+        return []
+    grows = any(change.what == "add" for change in experiment.events)
+    several = [pool for pool in pools if grows or len(pool.replicas) > 1]
+    if any(pool.router.sees_state for pool in several):
+        return []
+    why = "no router has a choice: no pool has more than one replica"
+    if several:
+        why = (
+            "the routers go by nothing else than what they know themselves: where they sent "
+            "requests, and how many are outstanding"
+        )
+    return [f"router_snapshot_s {said:g} has no effect: {why}."]
+
+
+def _of_caches(experiment: Experiment, pools: list[PoolSpec]) -> list[str]:
+    """What looks into caches where there are none."""
+    notes = []
+    cached = [_may_cache(pool.replicas[0].policy) for pool in pools]
+    if not any(cached) and any(pool.router.sees_contents for pool in pools):
+        notes.append(
+            "router kv-aware: no pool has a prefix cache, so that it goes by load alone; try "
+            "prefix_cache: true in policy."
+        )
+    early = experiment.admission.early_rejection
+    if early is not None and early.counts_cached and not cached[0]:
+        notes.append(
+            "admission.early_rejection.counts_cached has no effect: the replicas that requests "
+            "arrive at have no prefix cache."
+        )
+    return notes
+
+
+def _may_cache(policy: Policy) -> bool:
+    """Whether it keeps a prefix cache; true of one with a memory of its own, which may."""
+    own = type(policy).memory is not Policy.memory
+    return bool(getattr(policy, "prefix_cache", own))
+
+
+def _of_orders(experiment: Experiment, pools: list[PoolSpec]) -> list[str]:
+    notes: dict[str, None] = {}
+    for pool, said in zip(pools, _pools(experiment), strict=True):
+        order, policy = pool.replicas[0].order, pool.replicas[0].policy
+        if not isinstance(order, ChangingOrder) or not order.preempts:
+            continue
+        if not policy.preemptible or policy.host_memory_blocks:
+            swaps = " with swap" if policy.preemptible else ""
+            notes[
+                f"order {said.order['name']}: only sorts the queue: under policy "
+                f"{said.policy['name']}{swaps} it preempts nobody."
+            ] = None
+    return [*notes]
+
+
+def _of_limits(experiment: Experiment) -> list[str]:
+    most, each = experiment.admission.max_waiting, experiment.admission.max_waiting_per_replica
+    if most is None or each is None or most > each:
+        return []
+    return [
+        f"admission.max_waiting_per_replica {each} has no effect: no more than max_waiting {most} "
+        "requests wait in all queues together."
+    ]
+
+
+def of_requests(trace: Trace, experiment: Experiment) -> list[str]:
+    """What routing and admission ask of requests, and none of these says.
+
+    Args:
+        trace: The requests.
+        experiment: Resolved and checked.
+    """
+    has_session, has_tenant = _says(trace.session), _says(trace.tenant)
+    told = trace.block_ids is not None or trace.content is not None
+    routers = {name for named in _routers(experiment) for name in _names(named)}
+    notes = []
+    if "session-affinity" in routers and not has_session:
+        notes.append(
+            "router session-affinity: no request has a session, so that its fallback chooses for "
+            "all."
+        )
+    if "consistent-hash" in routers and not (has_session or has_tenant or told):
+        notes.append(
+            "router consistent-hash: requests have neither session nor tenant nor block ids, so "
+            "that each is a key of its own."
+        )
+    if "prefix-aware" in routers and not told:
+        notes.append(
+            "router prefix-aware: the trace has no block ids, so that no two requests share a "
+            "prefix: it goes by load."
+        )
+    limit = experiment.admission.rate_limit
+    if limit is not None:
+        if not has_tenant:
+            notes.append(
+                "admission.rate_limit: no request has a tenant, so that all share one bucket."
+            )
+        notes += _beyond_bursts(trace, limit)
+    return notes
+
+
+def _beyond_bursts(trace: Trace, limit: RateLimitConfig) -> list[str]:
+    """Requests that cost more than their bucket ever holds."""
+    n = len(trace)
+    tenants = [""] * n if trace.tenant is None else [name or "" for name in trace.tenant.tolist()]
+    bursts = np.array([limit.tenants.get(name, limit).burst_tokens for name in tenants])
+    cost = np.ones(n, dtype=np.int64)
+    if limit.charge != "request":
+        cost = np.asarray(trace.prompt_tokens, dtype=np.int64)
+    if limit.charge == "prompt_and_max":
+        cost = cost + trace.max_tokens
+    over = int((cost > bursts).sum())
+    if not over:
+        return []
+    return [
+        f"admission.rate_limit: {over:,} of {n:,} requests cost more than burst_tokens of their "
+        f"bucket and can never pass; the largest costs {int(cost.max()):,}."
+    ]
+
+
+def _says(column: Any) -> bool:
+    return column is not None and any(value is not None for value in column.tolist())
+
+
+def _pools(experiment: Experiment) -> list[Any]:
+    pools = experiment.pools
+    return [pool for pool in (pools.colocated, pools.prefill, pools.decode) if pool is not None]
+
+
+def _routers(experiment: Experiment) -> list[Mapping[str, Any]]:
+    named = (experiment.router, experiment.decode_router)
+    return [each for each in named if each is not None]
+
+
+def _names(said: Any) -> Iterator[str]:
+    """Names of a router and of those within it."""
+    named = said if isinstance(said, Mapping) else {"name": said}
+    yield canonical(str(named.get("name")))
+    for key in ("fallback", "within"):
+        if key in named:
+            yield from _names(named[key])
