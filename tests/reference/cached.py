@@ -172,6 +172,9 @@ class CachedVllmV1(VllmV1):
             if new + free_hits > self.free:
                 self.sim.note("refused only for its free hits" if new <= self.free else "refused")
                 break
+            if not self.sim.target_has_room(r):
+                break
+            self.sim.admitted(r)
             self.waiting.pop(0)
             self.running.append(r)
             self.note_hits(r, hits, free_hits)
@@ -246,6 +249,9 @@ class CachedVllmV1(VllmV1):
         for r in reqs:
             held = r.table if r.at is self else []
             held_here = r.source_table if r.source is self else []
+            if r.push_target is self:
+                held_here = held_here + r.reserved_table
+                assert len(r.reserved_table) == r.reserved_blocks
             assert len(set(held)) == len(held)
             assert r.at is not self or r.blocks == len(held)
             for block in held + held_here:

@@ -255,6 +255,222 @@ EXAMPLES["sessions: on_failed_turn skip"] = (
     {"status": {1: "rejected", 2: "skipped"}},
 )
 
+# ------------------------------------------------------------------------ changing clusters
+
+# Two replicas, a request on each; prefill 0-14, decodes 11 ns. Replica 0 fails at 20, in the step
+# 14-25 of request 0, which has one token of four. It is re-routed to replica 1 (the only one up):
+# p = 5, o = 3. There the step 14-25 ends; at 25 one decode and 5 prefill tokens: 16 ns, 41.
+# Then both decode, 12 ns: 53 (1 has its four), then 0 alone: 64.
+EXAMPLES["failures: re-routed with a token"] = (
+    {
+        "requests": [req(4, 4), req(4, 4)],
+        "replicas": [V1, V1],
+        "events": [{"at_ns": 20, "pool": "both", "index": 0, "what": "fail"}],
+    },
+    {0: [14, 41, 53, 64], 1: [14, 25, 41, 53]},
+    {
+        "tokens": [{0: 4}, {1: 4}, {0: 1}, {1: 1}, {1: 1, 0: 5}, {1: 1, 0: 1}, {0: 1}],
+        "lost_steps": [(2, 20)],
+        "rerouted": {0: 1, 1: 0},
+    },
+)
+
+# One replica, failed from 5 to 30. Request 0's step 0-14 is lost at 5; it waits at the router, as
+# does request 1, which arrives at 10. At 30 both are routed, in order of coming: P = 6, 46.
+EXAMPLES["failures: waiting at the router"] = (
+    one(
+        V1,
+        req(4, 1),
+        req(2, 1, 10),
+        events=[
+            {"at_ns": 5, "pool": "both", "index": 0, "what": "fail"},
+            {"at_ns": 30, "pool": "both", "index": 0, "what": "restore"},
+        ],
+    ),
+    {0: [46], 1: [46]},
+    {"lost_steps": [(0, 5)], "rerouted": {0: 1, 1: 0}, "tokens": [{0: 4}, {0: 4, 1: 2}]},
+)
+
+# Prefill 0-14, transfer of 4 bytes, 5 ns each: 14-34. Decode replica 0 fails at 20: called off, the
+# source keeps its block, and request 0 is handed to decode replica 1 (added at 20, before the
+# failure in the list) at 20: transfer 20-40, decode 40-51.
+# Request 1 arrives at 40: prefill 40-54, round robin goes on after index 1: 0 is down, so 1 again.
+# The prefill replica fails at 60, its transfer 54-74 with it: 1 has one token of two, and as p = 5,
+# o = 1 it is prefilled again after the restart at 70: 70-85, and has finished there.
+EXAMPLES["failures: handed over again, source lost"] = (
+    {
+        **two(V1, V1, 0.2e9, req(4, 2), req(4, 2, 40)),
+        "events": [
+            {"at_ns": 20, "pool": "decode", "index": 0, "what": "add"},
+            {"at_ns": 20, "pool": "decode", "index": 0, "what": "fail"},
+            {"at_ns": 60, "pool": "prefill", "index": 0, "what": "fail"},
+            {"at_ns": 70, "pool": "prefill", "index": 0, "what": "restore"},
+        ],
+    },
+    {0: [14, 51], 1: [54, 85]},
+    {
+        "transfers": [(14, 20, 0), (20, 40, 0), (54, 60, 0)],
+        "rerouted": {0: 0, 1: 1},
+        "handed_again": {0: 1, 1: 0},
+    },
+)
+
+# Draining 0 from 5 on: it ends request 0; requests 1 and 2 go to 1, P = 8, 18 ns.
+EXAMPLES["failures: drained"] = (
+    {
+        "requests": [req(4, 2), req(4, 1, 6), req(4, 1, 6)],
+        "replicas": [V1, V1],
+        "events": [{"at_ns": 5, "pool": "both", "index": 0, "what": "drain"}],
+    },
+    {0: [14, 25], 1: [24], 2: [24]},
+    {"tokens": [{0: 4}, {1: 4, 2: 4}, {0: 1}]},
+)
+# --------------------------------------------------------------------------------- links
+
+
+def many(prefill: list, decode: list, transfer: dict, *requests: dict, **more) -> dict:
+    return {
+        "requests": list(requests),
+        "disaggregated": {
+            "prefill": prefill,
+            "decode": decode,
+            "transfer": {"kv_bytes_per_token": 1, **transfer},
+        },
+        **more,
+    }
+
+
+def shared(bandwidth: float, **more) -> dict:
+    return {"bandwidth_bytes_per_s": bandwidth, "sharing": "max-min", **more}
+
+
+# Two prefill replicas, one decode replica, 0.5 bytes a ns. 0: prefill 0-14, 4 bytes. 1: prefill
+# 0-18, 8 bytes. 14-18 alone: 2 bytes. From 18 on 0.25 each: 0's other 2 bytes take 8, to 26; 1 has
+# sent 2 then, 6 more alone take 12, to 38. Decodes 26-37 and 38-49.
+EXAMPLES["links: the incoming link is shared"] = (
+    many([V1, V1], [V1], shared(0.5e9), req(4, 2), req(8, 2)),
+    {0: [14, 37], 1: [18, 49]},
+    {"transfers": [(14, 26, 0), (18, 38, 0)]},
+)
+
+# Three prefill replicas, each with a request of 4 tokens, 0-14; 1 byte a ns, latency 2; replica 0's
+# NIC has 0.25. From 16 on: 0.25, and 0.375 for each of the two others: 4 / 0.375 = 10.67, so 27.
+# 0: 16 + 16 = 32. The decode replica runs 1 and 2 27-39, then 0 39-50.
+EXAMPLES["links: max-min, between two ns"] = (
+    many(
+        [dict(V1, nic_bytes_per_s=0.25e9), V1, V1],
+        [V1],
+        shared(1e9, latency_s=2e-9),
+        *[req(4, 2) for _ in range(3)],
+    ),
+    {0: [14, 50], 1: [14, 39], 2: [14, 39]},
+    {"transfers": [(14, 32, 0), (14, 27, 0), (14, 27, 0)]},
+)
+
+# Two transfers share the incoming link of decode replica 0, 0.25 each from 14 on. It fails at 20:
+# both have 4 bytes to send again, to replica 1 now, 0.25 each: 36. Decodes 36-48.
+EXAMPLES["links: called off"] = (
+    many(
+        [V1, V1],
+        [V1, V1],
+        shared(0.5e9) | {"latency_s": 0},
+        req(4, 2),
+        req(4, 2),
+        events=[
+            {"at_ns": 14, "pool": "decode", "index": 1, "what": "fail"},
+            {"at_ns": 15, "pool": "decode", "index": 1, "what": "restore"},
+            {"at_ns": 20, "pool": "decode", "index": 0, "what": "fail"},
+        ],
+    ),
+    {0: [14, 48], 1: [14, 48]},
+    {
+        "transfers": [(14, 20, 0), (14, 20, 0), (20, 36, 0), (20, 36, 0)],
+        "handed_again": {0: 1, 1: 1},
+    },
+)
+
+# Both prefilled 0-18. blocks_decode: one transfer at a time, 18-22 and 22-26, and no step beside
+# one: both decode 26-38.
+EXAMPLES["links: blocks_decode"] = (
+    many(
+        [V1],
+        [V1],
+        {"bandwidth_bytes_per_s": 1e9, "blocks_decode": True},
+        req(4, 2),
+        req(4, 2),
+    ),
+    {0: [18, 38], 1: [18, 38]},
+    {"transfers": [(18, 22, 0), (22, 26, 0)]},
+)
+
+# ---------------------------------------------------------------------------------- push
+
+# The decode side has two blocks; 0 reserves both, so 1 is not admitted before 0 has ended. 0:
+# prefill 0-15, 8 bytes, 15-23, decode 23-34. 1: prefill 34-48, transfer 48-52, decode 52-63.
+EXAMPLES["push: admission waits for the target"] = (
+    many(
+        [V1],
+        [dict(V1, total_blocks=2)],
+        {"bandwidth_bytes_per_s": 1e9, "start": "push"},
+        req(5, 2),
+        req(4, 2),
+    ),
+    {0: [15, 34], 1: [48, 63]},
+    {"transfers": [(15, 23, 0), (48, 52, 0)]},
+)
+
+# 4 layers, 8 bytes at 1 byte a ns, latency 1: max(18 + 1 + 2, 0 + 1 + 8) = 21. The same with links:
+# 6 bytes 1-7, a pause, 2 bytes 19-21.
+LAYERS = {"start": "push", "overlap": "layerwise", "layers": 4, "latency_s": 1e-9}
+for SHARING in ("none", "max-min"):
+    EXAMPLES[f"push: layer-wise, sharing {SHARING}"] = (
+        many([V1], [V1], {"bandwidth_bytes_per_s": 1e9, "sharing": SHARING, **LAYERS}, req(8, 2)),
+        {0: [18, 32]},
+        {"transfers": [(0, 21, 0)]},
+    )
+
+# Two layers, no latency, 0.5 bytes a ns, one incoming link. First halves, 2 and 4 bytes: 0.25 each
+# until 8, then 1 alone until 12. 0's second half 14-18, alone; 1's 18-26. Decodes 18-29, 29-40.
+EXAMPLES["push: layer-wise, the link shared"] = (
+    many(
+        [V1, V1],
+        [V1],
+        shared(0.5e9, start="push", overlap="layerwise", layers=2),
+        req(4, 2),
+        req(8, 2),
+    ),
+    {0: [14, 29], 1: [18, 40]},
+    {"transfers": [(0, 18, 0), (0, 26, 0)]},
+)
+
+# The target fails at 5: handed over when the prefill has ended, to replica 1, as under pull.
+EXAMPLES["push: the target failed during the prefill"] = (
+    many(
+        [V1],
+        [V1, V1],
+        {"bandwidth_bytes_per_s": 1e9, "start": "push"},
+        req(4, 2),
+        events=[{"at_ns": 5, "pool": "decode", "index": 0, "what": "fail"}],
+    ),
+    {0: [14, 29]},
+    {"transfers": [(14, 18, 0)], "handed_again": {0: 0}},
+)
+
+# 0 is cancelled when its prefill ends: not sent. 1 is cancelled at 16, in its first step 14-28, and
+# gives its reservation back at 28; 2 reserves then. 2: 28-42, sent 42-46, decode 46-57.
+EXAMPLES["push: cancelled"] = (
+    many(
+        [dict(V1, max_num_seqs=1)],
+        [dict(V1, total_blocks=2)],
+        {"bandwidth_bytes_per_s": 1e9, "start": "push"},
+        req(4, 2, cancel_at_ns=14),
+        req(4, 2, cancel_at_ns=16),
+        req(4, 2),
+    ),
+    {0: [14], 1: [], 2: [42, 57]},
+    {"transfers": [(42, 46, 0)], "status": {0: "cancelled", 1: "cancelled"}},
+)
+
 # -------------------------------------------------------------------------------- counting
 
 # (prompts as lists of block ids, capacity, policy, hit blocks of each), blocks of one token; the

@@ -13,6 +13,37 @@ from .request import Request
 class Common:
     """Cancellation, the end of a step, and both sides of a transfer."""
 
+    state = "up"  # | "draining" | "failed" | "gone" (changes.py)
+    becomes = None  # the pool it joins when drained
+    entry = None  # of the log, of the last pass
+
+    # --- failure (rule 79)
+
+    def in_order(self) -> tuple[list, list]:
+        """Running in order, and waiting in order."""
+        return list(self.running), list(self.waiting)
+
+    def forget(self, r: Request) -> None:
+        """What had not been emitted though computed."""
+
+    # --- push (70)
+
+    def admit(self, r: Request, tokens: int):
+        self.sim.admitted(r)
+        return super().admit(r, tokens)
+
+    def preempt(self, r: Request) -> None:
+        super().preempt(r)
+        self.sim.preempted(r)
+
+    def check(self, reqs: list[Request]) -> None:
+        """As in the base reference; a pushed request holds blocks on both sides."""
+        used = sum(r.blocks for r in reqs if r.at is self)
+        held = sum(r.source_blocks for r in reqs if r.source is self)
+        reserved = sum(r.reserved_blocks for r in reqs if r.push_target is self)
+        assert self.free >= 0
+        assert self.free + used + held + reserved == self.total, (self.name, self.free, used, held)
+
     # --- the decode side of a transfer
 
     def may_pull(self) -> bool:
@@ -54,6 +85,8 @@ class Common:
     def cancel(self, r: Request) -> None:
         """Phase (2b), for a request that is at this replica (rules 53, 75)."""
         self.outstanding -= 1  # it has ended for the router's counts too
+        if r.push_target is not None:
+            r.push_target.outstanding -= 1
         note = self.sim.note
         if r in self.pulls:  # waiting for a pull: the source is freed
             note("cancelled before its pull")
@@ -79,6 +112,7 @@ class Common:
             self.running.remove(r)
             self.release(r)
         r.at = None
+        self.sim.left(r)
 
     # --- the end of a step
 
@@ -94,6 +128,7 @@ class Common:
                 self.running.remove(r)
                 self.release(r)
                 r.at = None
+                self.sim.left(r)
             elif r in done:
                 self.running.remove(r)
                 self.outstanding -= 1
@@ -110,6 +145,7 @@ class Common:
         moves = super().leave(r)
         if not moves:
             self.sim.end(r, "finished")
+            self.sim.left(r)
         return moves
 
     # --- what the log adds
@@ -132,9 +168,63 @@ class Common:
 class Orca(Common, refsim.Orca):
     """As in the base rules."""
 
+    def schedule(self, now):
+        self.join_loaded()
+        pieces = [self.piece(r, 1) for r in self.running]
+        while self.waiting and len(self.running) < self.max_seqs:
+            r = self.waiting[0]
+            need = self.reservation(r.p, r.m_seen, r.goal)
+            if need > self.free or not self.sim.target_has_room(r):
+                break
+            pieces.append(self.admit(r, r.p))
+            self.free -= need
+            r.blocks = need
+        return pieces
+
 
 class Sarathi(Common, refsim.Sarathi):
     """As in the base rules."""
+
+    def schedule(self, now):
+        self.join_loaded()
+        pieces = []
+        left = self.cfg.get("budget_tokens", 512)
+        half = []
+        pending = list(self.running)
+        while pending:  # (1) decodes
+            r = pending.pop(0)
+            if r.prefilling:
+                half.append(r)  # passed over: no longer a victim (rule 21)
+                continue
+            victim = None
+            while self.free == 0 and victim is not r:
+                victim = pending.pop() if pending else r
+                self.preempt(victim)
+            if victim is r:
+                break
+            self.grow(r, r.known)
+            pieces.append(self.piece(r, 1))
+            left -= 1
+        left = max(0, left)
+        for r in half:  # (2) half-prefilled
+            n = min(r.target - r.computed, left)
+            if n > 0:
+                pieces.append(self.piece(r, n))
+                left -= n
+        if self.preempted_now:
+            return pieces
+        while self.waiting and left > 0 and len(self.running) < self.max_seqs:  # (3) waiting
+            r = self.waiting[0]
+            whole = r.known
+            if self.free - self.blocks_for(whole) < self.watermark:
+                break
+            if not self.sim.target_has_room(r):
+                break
+            n = min(whole, left)
+            pieces.append(self.admit(r, n))
+            self.grow(r, whole)
+            left -= n
+        return pieces
 
 
 class VllmV1(Common, refsim.VllmV1):
@@ -143,19 +233,91 @@ class VllmV1(Common, refsim.VllmV1):
     def may_pull(self):
         return super().may_pull() and len(self.running) < self.max_seqs  # rule 32
 
+    def schedule(self, now):
+        self.join_loaded()
+        pieces = []
+        budget = self.budget
+        i = 0
+        while i < len(self.running) and budget > 0:
+            r = self.running[i]
+            n = self.want(r, r.computed, budget)
+            while self.blocks_for(r.computed + n) - r.blocks > self.free:
+                victim = self.running[-1]
+                self.preempt(victim)
+                if victim is r:
+                    return pieces
+            self.grow(r, r.computed + n)
+            pieces.append(self.piece(r, n))
+            budget -= n
+            i += 1
+        if self.preempted_now:
+            return pieces
+        while self.waiting and budget > 0 and len(self.running) < self.max_seqs:
+            r = self.waiting[0]
+            n = self.want(r, 0, budget)
+            if self.blocks_for(r.known if self.reserve_full_prompt else n) > self.free:
+                break
+            if not self.sim.target_has_room(r):
+                break
+            pieces.append(self.admit(r, n))
+            self.grow(r, n)
+            budget -= n
+        return pieces
+
 
 class VllmV0(Common, refsim.VllmV0):
     """As in the base rules, preemption by recompute."""
 
+    def prefills(self) -> list:
+        """Admission."""
+        pieces = []
+        batch_tokens = 0
+        while self.waiting and len(self.running) < self.max_seqs:
+            r = self.waiting[0]
+            n = r.known  # a re-prefill counts in full (rule 10)
+            if batch_tokens + n > self.budget:
+                break
+            if self.free - self.blocks_for(n) < self.watermark:
+                break
+            if not self.sim.target_has_room(r):
+                break
+            pieces.append(self.admit(r, n))
+            self.grow(r, n)
+            batch_tokens += n
+        return pieces
+
+    def schedule(self, now):
+        self.join_loaded()
+        pieces = self.prefills()
+        if pieces:
+            return pieces  # prefill only
+        i = 0
+        while i < len(self.running):
+            r = self.running[i]
+            while self.free == 0:
+                victim = self.running[-1]
+                self.preempt(victim)
+                if victim is r:
+                    return pieces
+            self.grow(r, r.known)
+            pieces.append(self.piece(r, 1))
+            i += 1
+        return pieces
+
 
 class Static(Common, refsim.Static):
     """A cancelled row is from the end of the step on like a finished row (rule 77)."""
+
+    def join_loaded(self) -> None:
+        """They join when a batch is formed only (rule 37)."""
 
     def cancel(self, r):
         if r not in self.batch:
             super().cancel(r)
             return
         self.outstanding -= 1
+        if r.push_target is not None:
+            r.push_target.outstanding -= 1
         self.forget(r)
         self.sim.note("cancelled row" if self.pieces else "cancelled row between steps")
         if self.pieces is None:  # none in flight: the row is over at t
@@ -167,12 +329,48 @@ class Static(Common, refsim.Static):
 
     def forget(self, r: Request) -> None:
         """Under batch_end nothing has been emitted before the batch ends (rule 77)."""
-        if self.at_end:
-            del r.times[self.first() :]
+        if self.at_end and r in self.batch:
+            r.emitted -= len(r.times) - r.had
+            del r.times[r.had :]
 
-    def first(self) -> int:
-        """Tokens that a request of the batch had when the batch began."""
-        return 1 if self.role == "decode" else 0
+    def in_order(self):
+        """A batch: its rows in order (79). Those that have ended are not counted."""
+        return [r for r in self.batch if r.ended is None], list(self.waiting)
+
+    def schedule(self, now):
+        self.timer = None
+        if self.batch:
+            return [self.piece(r, 1) for r in self.running]
+        queue = self.loaded if self.role == "decode" else self.waiting
+        if not queue:
+            return []
+        fires = queue[0].joined + self.timeout  # rule 13
+        if self.timeout > 0 and len(queue) < self.max_seqs and now < fires:
+            self.timer = fires
+            return []
+        rows, slot = [], 0
+        for r in queue[: self.max_seqs]:
+            more = [*rows, r]
+            blocks = self.blocks_for(max(x.p for x in more) + max(x.m_seen for x in more))
+            if blocks * len(more) - sum(x.blocks for x in more) > self.free:
+                break
+            if self.role == "prefill":  # the longest prefix for which both sides fit (70)
+                if not self.sim.target_has_room(r):
+                    break
+                self.sim.admitted(r)
+            rows, slot = more, blocks
+        if not rows:
+            return []
+        del queue[: len(rows)]
+        for r in rows:
+            self.free -= slot - r.blocks
+            r.blocks = slot
+            r.target = r.p
+            r.had = len(r.times)  # when the batch began (77)
+        self.batch, self.running = rows, list(rows)
+        if self.role == "decode":
+            return [self.piece(r, 1) for r in rows]
+        return [refsim.Piece(r, "prefill", r.p, 0) for r in rows]
 
     def apply(self, now):
         pieces, self.pieces, self.step_end = self.pieces, None, None
@@ -198,10 +396,11 @@ class Static(Common, refsim.Static):
             if r.status == "cancelled":
                 self.release(r)
                 r.at = None
+                self.sim.left(r)
                 continue
             if self.at_end:
                 self.outstanding -= 1
-                r.times[self.first() :] = [self.sim.now] * (len(r.times) - self.first())
+                r.times[r.had :] = [self.sim.now] * (len(r.times) - r.had)
             if self.leave(r):
                 moving.append(r)
         return moving

@@ -35,6 +35,29 @@ class Request(refsim.Req):
         self.private = 0  # slots of its own, not in the tree
         # swapped out to host memory
         self.host_blocks = 0
+        # changing clusters
+        self.rerouted = 0
+        self.handed_again = 0
+        self.visited: list = []
+        self.prefill_order = 0
+        self.had = 0  # `static`: token times it had when its batch began (77)
+        # push: its decode replica while it is prefilled, and what it reserved there
+        self.push_target = None
+        self.reserved_blocks = 0
+        self.reserved_table: list = []
+        self.reserved_cached = 0
+
+    # --- failures
+
+    def forget_kv(self) -> None:
+        """What it had where it was is gone."""
+        self.computed = self.target = self.blocks = self.host_blocks = 0
+        self.table = []
+        self.node, self.prefix, self.private = None, 0, 0
+
+    def forget_reservation(self) -> None:
+        self.reserved_blocks = self.reserved_cached = 0
+        self.reserved_table = []
 
     # --- cancellation
 
@@ -56,11 +79,13 @@ class Request(refsim.Req):
         elif self.spec.get("block_ids") is not None:
             size = self.spec["block_ids_tokens"]
             block = position // size
-            if (block + 1) * size <= self.p:  # only full blocks of the trace have a name
+            if (block + 1) * size <= self.spec[
+                "prompt_tokens"
+            ]:  # only full blocks of the trace have a name
                 return (self.spec["block_ids"][block], position % size)
         elif self.previous is not None:
             before = self.previous  # its prompt, then its output, cut to p
-            if position < min(self.p, before.p + before.o):
+            if position < min(self.spec["prompt_tokens"], before.p + before.o):
                 return before.token(position)
         return ("own", self.index, position)
 

@@ -1,6 +1,6 @@
 """Checks of this reference by itself: examples worked out by hand, then random workloads.
 
-    python -m reference.selfcheck [WORKLOADS PER KIND]
+    python -m ref5.selfcheck [WORKLOADS PER KIND]
 
 Every instant of every run checks the replicas' invariants (`check` of each replica): free + used =
 total, no block or node is held by anybody unknown, locks are those of the requests, counters agree
@@ -41,6 +41,12 @@ def check_example(name: str) -> None:
     if "transfers" in facts:
         moved = [(t.start_ns, t.end_ns, t.cached_tokens) for t in result.transfers]
         assert moved == facts["transfers"], (name, moved)
+    if "lost_steps" in facts:
+        lost = [(i, d.end_ns) for i, d in enumerate(result.log) if d.lost_step]
+        assert lost == facts["lost_steps"], (name, lost)
+    for key in ("rerouted", "handed_again"):
+        if key in facts:
+            assert {k: getattr(r, key) for k, r in result.requests.items()} == facts[key], name
     for k, status in facts.get("status", {}).items():
         assert result.requests[k].status == status, (name, k)
 
@@ -86,16 +92,54 @@ def check_random(kind: str, count: int) -> None:
     for seed in range(count):
         spec = random_spec(seed, kind)
         result = simulate(spec)
-        for request in spec["requests"]:
-            outcome = result.requests[request["id"]]
-            times = outcome.token_times_ns
-            assert times == sorted(times)
-            assert (len(times) == request["output_tokens"]) == (outcome.status == "finished")
-            assert outcome.status in ("finished", "rejected", "cancelled", "skipped")
-        last: dict[str, int] = {}
-        for d in result.log:  # no two steps of a replica at once
-            assert d.start_ns >= last.get(d.replica, 0)
-            last[d.replica] = d.end_ns
+        check_result(spec, result)
+        if seed % 5 == 0 and not spec.get("events"):  # an event after the end changes nothing
+            late = {"at_ns": 10**9, "what": "add", "index": 0}
+            late["pool"] = "decode" if "disaggregated" in spec else "both"
+            other = simulate(dict(spec, events=[late]))
+            assert other.log == result.log
+            assert other.requests == result.requests
+            assert other.transfers == result.transfers
+
+
+def check_result(spec: dict, result) -> None:
+    changing = bool(spec.get("events"))
+    ends = {(d.end_ns, k) for d in result.log if not d.lost_step for k in d.tokens}
+    any_end = {d.end_ns for d in result.log if not d.lost_step}
+    pair = spec.get("disaggregated")
+    configs = pair["prefill"] + pair["decode"] if pair else spec["replicas"]
+    late = any(cfg.get("return_at") == "batch_end" for cfg in configs)
+    for request in spec["requests"]:
+        outcome = result.requests[request["id"]]
+        times = outcome.token_times_ns
+        assert times == sorted(times)
+        assert (len(times) == request["output_tokens"]) == (outcome.status == "finished")
+        allowed = ["finished", "rejected", "cancelled", "skipped"]
+        assert outcome.status in allowed + (["failed", "unfinished"] if changing else [])
+        for t in times:  # a token comes at the end of a step with the request, not a lost one
+            assert t in any_end if late else (t, request["id"]) in ends, (request["id"], t)
+    last: dict[str, int] = {}
+    for d in result.log:  # no two steps of a replica at once
+        assert d.start_ns >= last.get(d.replica, 0)
+        last[d.replica] = d.end_ns
+    assert sum(d.lost_step for d in result.log) == sum(
+        n
+        for corner, n in result.corners.items()
+        if corner.endswith("in a step") and "failed" in corner
+    )
+    down: dict[str, int] = {}  # nothing runs on a failed replica
+    spans = []
+    for e in sorted(spec.get("events", []), key=lambda e: e["at_ns"]):
+        name = ("replica" if e["pool"] == "both" else e["pool"]) + str(e["index"])
+        if e["what"] == "fail":
+            down.setdefault(name, e["at_ns"])
+        elif e["what"] == "restore" and name in down:
+            spans.append((name, down.pop(name), e["at_ns"]))
+    spans += [(name, t, 10**18) for name, t in down.items()]
+    for name, start, end in spans:
+        for d in result.log:
+            assert d.replica != name or not (start <= d.start_ns < end), (d, start, end)
+            assert d.replica != name or not (d.start_ns < start < d.end_ns), (d, start)
 
 
 def main() -> None:

@@ -336,6 +336,14 @@ class Sglang(Common, refsim.Replica):
             self.outstanding -= 1
             self.sim.end(r, "finished")
 
+    def in_order(self):
+        """Running; those that join it next; an extend step in batch order; half-prefilled (79)."""
+        running = self.running + self.joining
+        running += [x.req for x in self.pieces or [] if x.req not in running]
+        if self.half is not None and self.half not in running:
+            running.append(self.half)
+        return running, list(self.waiting)
+
     # --- cancellation
 
     def cancel(self, r):

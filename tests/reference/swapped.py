@@ -115,21 +115,9 @@ class SwappingVllmV0(VllmV0):
             pieces.append(self.piece(r, 1))
         return pieces
 
-    def prefills(self) -> list:
-        """Admission, as without swap."""
-        pieces = []
-        batch_tokens = 0
-        while self.waiting and len(self.running) < self.max_seqs:
-            r = self.waiting[0]
-            n = r.known  # a re-prefill counts in full (rule 10)
-            if batch_tokens + n > self.budget:
-                break
-            if self.free - self.blocks_for(n) < self.watermark:
-                break
-            pieces.append(self.admit(r, n))
-            self.grow(r, n)
-            batch_tokens += n
-        return pieces
+    def in_order(self):
+        """Swapped ones stand in front of waiting (rules 20, 79)."""
+        return list(self.running), self.swapped + self.waiting
 
     # --- cancellation
 

@@ -1,7 +1,7 @@
 """Small random workloads that provoke the corner cases of each part, and how often they do.
 
 spec = random_spec(seed, kind)                  kinds: KINDS
-python -m reference.workloads KIND COUNT        in how many of COUNT each corner was met
+python -m ref5.workloads KIND COUNT        in how many of COUNT each corner was met
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import random
 import sys
 from collections import Counter
 
+from .workload_changes import failures
+from .workload_links import links, push
 from .workload_parts import (
     NS,
     POLICIES,
@@ -358,6 +360,9 @@ KINDS = {
     "cancel": cancel,
     "sglang": sglang,
     "sessions": sessions,
+    "failures": failures,
+    "links": links,
+    "push": push,
 }
 
 
@@ -379,6 +384,8 @@ def coverage(kind: str, seeds: range) -> tuple[Counter, int]:
         corners |= {f"{o.status} {o.reason or ''}".strip() for o in result.requests.values()}
         if any(d.start_ns == d.end_ns for d in result.log):
             corners.add("pass repeated")
+        if any(t.called_off for t in result.transfers):
+            corners.add("transfer called off")
         if any(t.cached_tokens for t in result.transfers):
             corners.add("transfer shortened")
         if any(result.lost.values()):
