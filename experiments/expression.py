@@ -95,9 +95,17 @@ class Reference:
         if self.statistic and value is not None:
             value = value.get(self.statistic)
         if value is None:
-            raise UndefinedError(f"{self.text} has no value")
+            raise UndefinedError(f"{self.text} has no value{self._why()}")
         number: Value = value
         return number
+
+    def _why(self) -> str:
+        """When the metric has none, as its definition says."""
+        known = _BY_NAME.get(self.metric)
+        if known is None:
+            return " (no sessions in closed loop)" if self.metric == "sessions" else ""
+        said = (part for part in known.definition.split(". ") if part.startswith("Absent"))
+        return "".join(f" ({part.rstrip('.')})" for part in said)
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?")
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _WORD = r"[^\s.:(){}*/<>=!'\"]+"
 _PATH = re.compile(rf"{_WORD}(?:\.{_WORD})*")
+_END = re.compile(r"\s*(?:$|[-+*/<>=!:)]|(?:if|else|and|or)\b)")
 _UNKNOWN = re.compile(r"[^(){}'\"]+?(?=\s+(?:[-+*/<>=!]|if|else|and|or)|\s*[(){}*/:'\"]|\s*$)")
 
 
@@ -241,6 +250,7 @@ class _Parser:
         reference = self._reference()
         if reference is not None:
             return Node("number", (reference,), reference.value)
+        self._refuse_label_alone()
         if self.rest.startswith("("):
             self._take(1)
             inner = self.choice()
@@ -271,6 +281,12 @@ class _Parser:
                 self._take(path.end())
                 return _resolved(text, label, path[0])
         return None
+
+    def _refuse_label_alone(self) -> None:
+        named = (label for label in self._labels if self.rest.startswith(label))
+        for label in named:
+            if _END.match(self.rest, len(label)) and not _NUMBER.fullmatch(label):
+                raise ConfigError(f"{label} needs a metric, such as {{{label}.ttft_s.mean}}")
 
     def _unknown(self) -> ConfigError:
         found = _UNKNOWN.match(self.rest)
@@ -327,7 +343,16 @@ def _calculated(sign: str, left: Node, right: Node) -> Node:
             raise UndefinedError("it is beyond all numbers")
         return result
 
-    return _joined("number", (left, right), value)
+    node = _joined("number", (left, right), value)
+    try:  # what depends on no result is wrong in every run
+        if not right.references:
+            if sign == "/" and not right.value({}):
+                raise UndefinedError("it divides by 0")
+            if not left.references:
+                node.value({})
+    except UndefinedError as error:
+        raise ConfigError(f"has no value: {error}") from None
+    return node
 
 
 def _resolved(text: str, label: str, path: str) -> Reference:

@@ -450,7 +450,7 @@ class Cost(Strict):
     """The same for a million output tokens."""
     power: dict[str, PowerLevels] = {}
     """Device to its power, such as {h200: {idle_w: 120, prefill_w: 600, decode_w: 300}}: measure it
-    with your model, as nobody has published these for many."""
+    with your model; we found no published levels to ship."""
 
 
 class Recording(Strict):

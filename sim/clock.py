@@ -54,7 +54,7 @@ class Clock(Environment):
         while queue:
             when_ns, _, _, event = heappop(queue)
             callbacks = event.callbacks
-            if isinstance(event, Tick) and self._only_ticks():
+            if event.__class__ is Tick and self._only_ticks():
                 continue
             if callbacks or not event._ok:
                 break
@@ -72,7 +72,9 @@ class Clock(Environment):
         queue = self._queue
         while queue and not queue[0][3].callbacks and queue[0][3]._ok:
             heappop(queue)
-        return queue[0][0] if queue and not self._only_ticks() else Infinity
+        if not queue or (queue[0][3].__class__ is Tick and self._only_ticks()):
+            return Infinity
+        return queue[0][0]
 
     def _only_ticks(self) -> bool:
         """Whether nothing is left to happen but looks at what no longer changes."""

@@ -45,9 +45,9 @@ class Power:
     decode x time in such steps), with time in steps as `ReplicaFacts` counts it. All GPUs of a
     replica draw the same; batch size, clocks and temperature have no influence, so that a level is
     the mean over the batches of a phase. That the phases differ so much that they need levels of
-    their own is shown by Patel et al. (Splitwise, ISCA 2024, section III-F: prompt computation uses
+    their own is shown by Patel et al. (Splitwise, ISCA 2024: prompt computation uses
     the power budget, token generation does not) and by Ma et al. (arXiv 2605.11999: decodes draw
-    137 to 300 W of the 700 W of an H200). No publication that we know gives these levels for our
+    137 to 300 W of the 700 W of an H200). We found no publication that gives these levels for our
     devices: they are always given by the user.
     """
 

@@ -79,6 +79,28 @@ def note_ignored(source: Source, names: Sequence[str], used: Sequence[str]) -> N
         source.notes.append(f"Columns not used: {', '.join(ignored)}.")
 
 
+def note_holes(source: Source, trace: Trace) -> None:
+    """Say in how many sessions the numbers of turns have holes, as when rows are missing."""
+    if trace.session is None or trace.turn is None:
+        return
+    numbers: dict[str | None, int] = {None: -1}
+    names = trace.session.tolist()
+    of_row = np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+    known = np.flatnonzero((of_row >= 0) & (trace.turn > NEVER))
+    order = known[np.lexsort((trace.turn[known], of_row[known]))]
+    holes = (np.diff(of_row[order]) == 0) & (np.diff(trace.turn[order]) > 1)
+    if not holes.any():
+        return
+    at = int(np.argmax(holes))
+    before, later = order[at], order[at + 1]
+    many = len(set(of_row[order[:-1][holes]].tolist()))
+    source.notes.append(
+        f"{many:,} session{'s have' if many > 1 else ' has'} holes in the numbers of turns (first:"
+        f" {names[later]}, turn {trace.turn[later]} after {trace.turn[before]}); the rows that are"
+        " there follow each other."
+    )
+
+
 def _sorted(trace: Trace, relative: bool) -> Trace:
     times = trace.arrival_ns
     back = np.diff(times) < 0

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sim.errors import TraceError
 from sim.request import NEVER, Ints, Trace
 from traces import load, recognise
 from traces.reuse import PrefixReuse, prefix_reuse
+from traces.sessions import sessions_of
 from traces.source import read_source
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -166,8 +168,20 @@ def _described(trace: Trace, name: str | None, parts: int) -> TraceInfo:
         block_tokens=trace.block_ids_tokens,
         reuse=None if trace.block_ids is None else prefix_reuse(trace),
         rates_per_s=_rates(times, parts, duration_s),
-        notes=tuple(trace.notes),
+        notes=(*trace.notes, *_refused(trace)),
     )
+
+
+def _refused(trace: Trace) -> list[str]:
+    """What a run in sessions would refuse, if anything."""
+    in_sessions = trace.session is not None and any(name is not None for name in trace.session)
+    if not in_sessions and trace.after is None:
+        return []
+    try:
+        sessions_of(trace)
+    except TraceError as error:
+        return [f"A run with workload.sessions refuses this trace: {error}."]
+    return []
 
 
 def rank_correlation(first: Ints, second: Ints) -> float | None:

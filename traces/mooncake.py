@@ -47,6 +47,7 @@ def load(source: Source, renamed: dict[str, str]) -> Trace:
     trace.block_ids = rows.id_lists(ids)
     trace.block_ids_tokens = BLOCK_TOKENS
     _check_sizes(source, trace, ids)
+    _note_contradictions(source, trace)
     return assemble(source, trace)
 
 
@@ -62,4 +63,24 @@ def _check_sizes(source: Source, trace: Trace, field: str) -> None:
             field,
             f"{sizes[at]:,} ids for a prompt of {trace.prompt_tokens[at]:,} tokens",
             f"{wanted[at]:,}, one for each {BLOCK_TOKENS} tokens",
+        )
+
+
+def _note_contradictions(source: Source, trace: Trace) -> None:
+    """Say how many ids stand elsewhere than where they first did, though an id names its prefix."""
+    assert trace.block_ids is not None
+    ids = np.concatenate([*trace.block_ids, np.zeros(0, dtype=np.int64)])
+    sizes = np.fromiter(map(len, trace.block_ids), dtype=np.int64, count=len(trace))
+    row = np.repeat(np.arange(len(trace)), sizes)
+    position = np.arange(len(ids)) - (np.cumsum(sizes) - sizes)[row]
+    before = np.where(position > 0, np.roll(ids, 1), 0)
+    _, first, of_id = np.unique(ids, return_index=True, return_inverse=True)
+    wrong = (position != position[first][of_id]) | (before != before[first][of_id])
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        source.notes.append(
+            f"{int(wrong.sum()):,} of {len(ids):,} block ids (first: {ids[at]} in line"
+            f" {trace.row[row[at]]:,}) stand at another position or after another id than before,"
+            " though an id stands for its block and all before it: a prefix cache goes by the whole"
+            " list, and these may find less than the file's maker meant."
         )

@@ -120,7 +120,11 @@ class Rows(ABC):
         try:
             flat = np.array(list(chain.from_iterable(lists)), dtype=np.int64)
         except OverflowError:
-            raise TraceError(f"{self.source.name}: {name}: an id beyond 64 bits") from None
+            for i, ids in enumerate(lists):
+                for each in ids:
+                    if not -(2**63) <= each < 2**63:
+                        self.source.refuse(int(self.lines[i]), name, each, "an id of 64 bits")
+            raise
         ends = list(accumulate(map(len, lists), initial=0))
         return [flat[start:end] for start, end in pairwise(ends)]
 

@@ -11,7 +11,7 @@ import numpy as np
 from sim.errors import TraceError, nearest
 from sim.request import NEVER, Ints, Trace
 from traces import values
-from traces.build import assemble, columns, note_ignored
+from traces.build import assemble, columns, note_holes, note_ignored
 from traces.rows import CsvRows, JsonRows, Rows
 from traces.source import Source
 
@@ -83,6 +83,7 @@ def _load(rows: Rows, renamed: dict[str, str]) -> Trace:
     reader.optional(trace)
     reader.after(trace)
     reader.blocks(trace)
+    note_holes(rows.source, trace)
     note_ignored(rows.source, rows.names, reader.used)
     return assemble(rows.source, trace, absolute=absolute)
 
@@ -147,6 +148,11 @@ class _Reader:
         name = self.find("after", _AFTER)
         if name is not None:
             trace.after = self.rows.name_lists(name)
+            if trace.request_id is None and any(trace.after):
+                raise TraceError(
+                    f"{self.rows.source.name}: {name}: names requests, but no column does; "
+                    "expected a column request_id too"
+                )
 
     def blocks(self, trace: Trace) -> None:
         """Fill the block ids, if their size is given too."""

@@ -49,6 +49,30 @@ def said(template: object) -> str:
 
 
 @pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{cache}", "cache needs a metric, such as {cache.ttft_s.mean}"),
+        ("{4 colocated (sarathi)}", "4 colocated (sarathi) needs a metric, such as {4 colo"),
+        ("{cache.ttft_s.mean / 0}", "has no value: it divides by 0"),
+        ("{1 / (2 - 2)}", "has no value: it divides by 0"),
+        ("{1e300 * 1e300}", "has no value: it is beyond all numbers"),
+    ],
+)
+def test_what_has_no_value_in_any_run_is_refused_when_read(template: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        said(template)
+
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize("metric", ["prefix_hit_rate_tokens", "session_e2e_s.mean"])
+def test_no_answer_says_when_the_metric_has_no_value(metric: str) -> None:
+    sentence = said(f"{{cache.{metric}}}")
+
+    assert sentence.startswith(f"No answer: cache.{metric} has no value (Absent without ")
+
+
+@pytest.mark.parametrize(
     ("template", "sentence"),
     [
         ("no numbers", "no numbers"),
@@ -91,11 +115,13 @@ def test_of_a_list_the_first_is_said_that_holds() -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{no cache.sessions.skipped}", "No answer: no cache.sessions.skipped has no value."),
+        (
+            "{no cache.sessions.skipped}",
+            "No answer: no cache.sessions.skipped has no value (no sessions in closed loop).",
+        ),
         ("{rate=0.5.ttft_s.mean}", "No answer: rate=0.5.ttft_s.mean has no value."),
-        ("{1e300 * 1e300}", "No answer: it is beyond all numbers."),
+        ("{1e300 * cache.ttft_s.mean * 1e300}", "No answer: it is beyond all numbers."),
         ("{1 / (cache.ttft_s.mean - 0.25)}", "No answer: it divides by 0."),
-        ("{cache.prefix_hit_rate_tokens}", "No answer: cache.prefix_hit_rate_tokens has no value."),
     ],
 )
 def test_without_a_value_there_is_no_answer(template: str, why: str) -> None:
