@@ -406,6 +406,8 @@ def _resolve(
         merged = layers.lay_over(merged, full)
     _refuse_idle_replicas(written)
     said = _Said(written, plain)
+    for key in ("router", "decode_router"):
+        _refuse_no_router(merged.get(key), said, key)
     resolved = layers.with_pools(layers.without_nulls(merged), f"{said.source}: ")
     if resolved.get("slo") == "preset":
         resolved["slo"] = suggested_slo(resolved.get("workload"), said.where("slo"))
@@ -452,6 +454,18 @@ def _default_label(resolved: Mapping[str, Any]) -> str:
     if isinstance(policy, Mapping):
         return str(policy.get("name", "experiment"))
     return "disaggregated"
+
+
+def _refuse_no_router(router: Any, said: _Said, *path: str) -> None:
+    """A router within another cannot be none at all, as null there would seem to say."""
+    if not isinstance(router, Mapping):
+        return
+    for key in ("fallback", "within"):
+        if key in router and router[key] is None:
+            raise ConfigError(
+                f"{said.where(*path, key)}: null: expected a router; leave it out for the default"
+            )
+        _refuse_no_router(router.get(key), said, *path, key)
 
 
 class _Said:

@@ -126,6 +126,10 @@ CLASSES = {"name": "class-aware", "classes": {"chat": [0, 1]}}
             "uncached_first, watermark",
         ),
         (
+            {"router": {"name": "session-affinity", "fallback": None}},
+            "config: router.fallback: null: expected a router; leave it out for the default",
+        ),
+        (
             {"router": {**CLASSES, "overflow": {"chta": 3}}},
             "config: router: overflow.chta: no such class; did you mean chat?",
         ),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from experiments.config import load
 from experiments.notes import MOST_LINES, identical, lines_of, thrashing, with_warnings_first
+from experiments.variant import run_variant
 
 
 def test_a_note_of_all_variants_is_said_once_and_others_with_their_labels() -> None:
@@ -38,6 +42,27 @@ def test_preemptions_that_made_most_of_the_work_are_said() -> None:
     assert thrashing(5, 0) == []
     (note,) = thrashing(2500, 1000)
     assert note.startswith("thrashing: 2.5 times as many tokens were recomputed after preemptions")
+
+
+def test_a_run_that_thrashes_says_so() -> None:
+    config = {
+        "workload": {
+            "preset": "reasoning",
+            "requests": 6,
+            "arrivals": {"process": "burst"},
+        },
+        "model": "llama-3.1-8b",
+        "policy": "vllm-v1",
+        "order": {"name": "mlfq", "quantum_s": 0.05, "starvation_s": 0.2},
+        "policy.max_num_seqs": 2,
+        "kv.num_blocks": 3000,
+        "step_time": {"model": "linear", "base_s": 0.01},
+    }
+    (experiment,) = load(config).variants
+    made = run_variant(experiment, Path())
+
+    assert made.summary["overall"]["recomputed_tokens"] > 0
+    assert sum(note.startswith("thrashing: ") for note in made.notes) == 1
 
 
 def warned(shares: dict[str, float]) -> list[str]:
