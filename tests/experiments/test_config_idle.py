@@ -53,8 +53,8 @@ def test_classes_and_tenants_that_routing_names_and_no_request_has_are_noted(
     tmp_path: Path,
 ) -> None:
     early = {"max_ttft_s": 1, "classes": {"caht": 2}}
-    tenants = {"acme": {"tokens_per_s": 1, "burst_tokens": 1}}
-    limit = {"tokens_per_s": 1, "burst_tokens": 1, "tenants": tenants}
+    tenants = {"acme": {"tokens_per_s": 1, "burst_tokens": 100}}
+    limit = {"tokens_per_s": 1, "burst_tokens": 100, "tenants": tenants}
     workload = trace(tmp_path, "request_class", ("chat", "code"))
     keys = {
         "replicas": 2,
@@ -67,6 +67,7 @@ def test_classes_and_tenants_that_routing_names_and_no_request_has_are_noted(
         "admission.early_rejection.classes.caht: no request is of this class; the classes are "
         "chat, code.",
         "admission.rate_limit.tenants.acme: no request is of it.",
+        "admission.rate_limit: no request has a tenant, so that all share one bucket.",
     ]
 
 
