@@ -1,0 +1,159 @@
+"""Random workloads on clusters that change, compared with the second implementation.
+
+Compared are states, reasons, token times, how often requests were re-routed, lost steps, and the
+decisions of runs in which every request ends (in others rule 84 says when to stop looking, and ours
+stops later).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.changes import Change
+from sim.cluster import LiveCluster
+from sim.errors import ConfigError
+from sim.event_loop import simulate
+from sim.records import STATES, Record, SimulationResult
+from sim.replica import Replica
+from tests.conformance import adapter
+from tests.conformance.second import CHUNK, Second, load_second
+from tests.conformance.workloads import Spec
+
+KIND = "failures"
+FEW, MANY = 100, 1000
+
+
+@pytest.fixture(scope="module")
+def second(shared: Path) -> Second:
+    return load_second(shared)
+
+
+def _comparable(spec: Spec) -> bool:
+    """Roles do not change with us, and our closed loops count patience from the arrival."""
+    loops = "concurrency" in spec or any("session" in r for r in spec["requests"])
+    absolute = any("cancel_at_ns" in r for r in spec["requests"])
+    return not any(e.get("to") for e in spec.get("events", ())) and not (loops and absolute)
+
+
+class _IfPossible:
+    """A change, unless the replica is not in a state for it: the reference ignores such events."""
+
+    def __init__(self, event: Spec) -> None:
+        self._change = Change(event["what"], event.get("index") or 0, event["pool"] == "decode")
+
+    def __call__(self, live: LiveCluster) -> None:
+        try:
+            self._change(live)
+        except ConfigError as error:
+            if "what can happen" not in str(error):
+                raise
+
+
+def _ours(spec: Spec, *, fast_forward: bool) -> tuple[SimulationResult, list[str]]:
+    plain = {k: v for k, v in spec.items() if k not in ("events", "on_failure")}
+    plain["requests"] = _numbered(spec["requests"])
+    cluster, names = adapter.build(plain)
+    events = sorted(spec.get("events", ()), key=lambda event: event["at_ns"])
+    result = simulate(
+        adapter.feed(plain),
+        replace(cluster, on_failure=spec.get("on_failure", "reroute")),
+        cluster_events=[(event["at_ns"], _IfPossible(event)) for event in events],
+        fast_forward=fast_forward,
+        check=True,
+        record=Record(decisions=True),
+    )
+    return result, names
+
+
+def _numbered(requests: Sequence[Spec]) -> list[Spec]:
+    """Turns without a number follow each other in the order of the list."""
+    turns: Counter[str] = Counter()
+    numbered = []
+    for request in requests:
+        name = request.get("session")
+        if name is not None and "turn" not in request:
+            request = {**request, "turn": turns[name]}
+            turns[name] += 1
+        numbered.append(request)
+    return numbered
+
+
+def _differences(second: Second, spec: Spec, *, fast_forward: bool) -> list[str]:
+    want = second.simulate(spec)
+    got, _ = _ours(spec, fast_forward=fast_forward)
+    table = {name: column.tolist() for name, column in got.requests.items()}
+    at = {index: i for i, index in enumerate(table["index"])}
+    lines, all_end = [], True
+    for index, outcome in want.requests.items():
+        if outcome.status == "skipped":
+            lines += [f"request {index} arrived"] if index in at else []
+            continue
+        i, unfinished = at[index], outcome.status == "unfinished"
+        all_end &= not unfinished
+        theirs = [outcome.status, list(outcome.token_times_ns), outcome.rerouted]
+        ours = [STATES[table["state"][i]], got.token_times_ns(index).tolist(), table["rerouted"][i]]
+        known = 2 if unfinished else 3
+        if theirs[:known] != ours[:known]:
+            lines.append(f"request {index}: expected {theirs}, got {ours}")
+    lost = Counter((d.start_ns, d.end_ns) for d in want.log if d.lost_step)
+    if lost != Counter((d.start_ns, d.end_ns) for d in got.decisions if d.lost):
+        lines.append("lost steps differ")
+    return lines + (_decisions_differ(want, got) if all_end else [])
+
+
+def _decisions_differ(want: Any, got: SimulationResult) -> list[str]:
+    theirs = Counter(_entry(d, d.lost_step) for d in want.log)
+    ours = Counter(_entry(d, d.lost) for d in got.decisions)
+    return [f"decisions: {theirs - ours} is not {ours - theirs}"] if theirs != ours else []
+
+
+def _entry(decision: Any, lost: bool) -> tuple[Any, ...]:
+    tokens = tuple(sorted(decision.tokens.items()))
+    gone = tuple(decision.preempted)
+    return decision.start_ns, decision.end_ns, tokens, gone, decision.free_after, lost
+
+
+def _compare(second: Second, first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        spec = second.random_spec(seed, KIND)
+        if _comparable(spec):
+            for fast_forward in (False, True):
+                lines = _differences(second, spec, fast_forward=fast_forward)
+                assert lines == [], f"{KIND} {seed}, fast_forward {fast_forward}"
+
+
+@pytest.mark.parametrize("first", range(0, FEW, CHUNK))
+def test_what_becomes_of_requests_equals_the_second_implementation(
+    second: Second, first: int
+) -> None:
+    _compare(second, first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(FEW, MANY, CHUNK))
+def test_what_becomes_of_requests_equals_the_second_implementation_on_more(
+    second: Second, first: int
+) -> None:
+    _compare(second, first)
+
+
+def test_a_failure_that_loses_nothing_does_not_pass(
+    second: Second, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replica, "_lose_step", lambda replica: None)
+    specs = [spec for seed in range(40) if _comparable(spec := second.random_spec(seed, KIND))]
+
+    assert any(_fails(second, spec) for spec in specs)
+
+
+def _fails(second: Second, spec: Spec) -> bool:
+    try:
+        return bool(_differences(second, spec, fast_forward=False))
+    except AssertionError:  # the invariants notice it first
+        return True
