@@ -1,6 +1,6 @@
 """Random workloads on clusters that change, compared with the second implementation.
 
-Compared are states, reasons, token times, how often requests were re-routed, lost steps, and the
+Compared are states, token times, how often requests were re-routed, lost steps, and the
 decisions of runs in which every request ends (in others rule 84 says when to stop looking, and ours
 stops later).
 """
