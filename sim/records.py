@@ -149,11 +149,6 @@ class Lifetime:
         """The replica it was sent to last, -1 if it was sent to none."""
         return self.replica if self.decode_replica < 0 else self.decode_replica
 
-    @property
-    def tokens_left(self) -> int:
-        """Output tokens that the client does not have."""
-        return self.arrival.output_tokens - self.delivered
-
     def lose(self, computed_tokens: int) -> None:
         """Its replica has failed: it is nowhere, and what was computed has to be again."""
         self.request = self.where = None

@@ -76,6 +76,19 @@ def _runs(
     return [(own_first, own), *stable] if order == "variable-first" else [*stable, (own_first, own)]
 
 
+class _Answered(_OfParts):
+    """Of those whose questions and answers are both drawn, by options of these names."""
+
+    question_tokens: int
+    question_cv: float
+    output_tokens: int
+    output_cv: float
+
+    def own(self, n: int, seed: int) -> tuple[Ints, Ints]:
+        asked = _asked(self.question_tokens, self.question_cv, n, seed)
+        return asked, draw_tokens(self.output_tokens, self.output_cv, n, seed, "outputs")
+
+
 @dataclass(frozen=True)
 class PrefixRepetition(_OfParts):
     """As vLLM's benchmark of that name: few prefixes, each in front of many different suffixes.
@@ -110,7 +123,7 @@ class PrefixRepetition(_OfParts):
 
 
 @dataclass(frozen=True)
-class SystemPrompts(_OfParts):
+class SystemPrompts(_Answered):
     """Applications, each with a system prompt of its own in front of what users ask.
 
     Attributes:
@@ -147,11 +160,6 @@ class SystemPrompts(_OfParts):
             self.system_tokens, self.system_cv, self.applications, seed, "system prompts"
         )
         return [Part(chosen, of_each[chosen], self.applications)]
-
-    def own(self, n: int, seed: int) -> tuple[Ints, Ints]:
-        return _asked(self.question_tokens, self.question_cv, n, seed), _answered(
-            self.output_tokens, self.output_cv, n, seed
-        )
 
 
 @dataclass(frozen=True)
@@ -195,7 +203,7 @@ class FewShot(_OfParts):
 
 
 @dataclass(frozen=True)
-class Documents(_OfParts):
+class Documents(_Answered):
     """Questions about documents, some of which are asked about again and again.
 
     Attributes:
@@ -236,11 +244,6 @@ class Documents(_OfParts):
         shared = Part(np.zeros(n, dtype=np.int64), np.full(n, self.system_tokens))
         return [shared, Part(chosen, each[chosen], self.documents)]
 
-    def own(self, n: int, seed: int) -> tuple[Ints, Ints]:
-        return _asked(self.question_tokens, self.question_cv, n, seed), _answered(
-            self.output_tokens, self.output_cv, n, seed
-        )
-
 
 def popular(many: int, zipf: float, n: int, seed: int, purpose: str) -> Ints:
     """(n,) draws of 0 to `many` - 1, the i-th (from 1) with weight ``i ** -zipf``."""
@@ -251,7 +254,3 @@ def popular(many: int, zipf: float, n: int, seed: int, purpose: str) -> Ints:
 
 def _asked(mean: int, cv: float, n: int, seed: int) -> Ints:
     return draw_tokens(mean, cv, n, seed, "questions")
-
-
-def _answered(mean: int, cv: float, n: int, seed: int) -> Ints:
-    return draw_tokens(mean, cv, n, seed, "outputs")
