@@ -28,8 +28,9 @@ SGLang fetches while a request waits, and asks the third tier only behind what t
 
 from __future__ import annotations
 
-from sim.extents import Entry, Hosted, Nameless, Node
+from sim.extents import Node
 from sim.host_cache import TieredPrefixCache
+from sim.tier import Tier
 
 
 class DiskBackedCache(TieredPrefixCache):
@@ -43,19 +44,14 @@ class DiskBackedCache(TieredPrefixCache):
         disk_blocks: Size of the disk, blocks, at least 1.
 
     Attributes:
-        disk_blocks: Size of the disk.
-        stored_blocks: Blocks that it holds.
-        disk_written_blocks: Copied to it so far.
+        disk: What the disk holds, and what was written to it.
         disk_read_blocks: Copied from it so far.
     """
 
     __slots__ = (
         "_disk_before",
-        "_stored",
-        "disk_blocks",
+        "disk",
         "disk_read_blocks",
-        "disk_written_blocks",
-        "stored_blocks",
     )
 
     def __init__(
@@ -70,9 +66,8 @@ class DiskBackedCache(TieredPrefixCache):
         super().__init__(
             total_blocks, block_tokens, uncached_first=uncached_first, host_blocks=host_blocks
         )
-        self.disk_blocks = disk_blocks
-        self.stored_blocks = self.disk_written_blocks = self.disk_read_blocks = 0
-        self._stored = Entry()  # a ring: what comes after it leaves first
+        self.disk = self.host.below = Tier(disk_blocks, block_tokens)
+        self.disk_read_blocks = 0
         self._disk_before = (0, 0)
 
     def newly_on_disk(self) -> tuple[int, int]:
@@ -84,81 +79,12 @@ class DiskBackedCache(TieredPrefixCache):
         )
         return self.disk_read_blocks - before[0], self.disk_written_blocks - before[1]
 
-    def _is_behind(self, node: Node) -> bool:
+    @property
+    def disk_written_blocks(self) -> int:
+        """Blocks copied to the disk so far."""
+        return self.disk.written
+
+    def _fetch(self, node: Node) -> None:
         """See `TieredPrefixCache`."""
-        return node.hosted is not None or node.stored is not None
-
-    def _use(self, node: Node) -> None:
-        """See `TieredPrefixCache`. What the host lacks comes from the disk."""
-        if node.hosted is None:
-            assert node.stored is not None
-            node.hosted = Hosted(node)
-            self.hosted_blocks += node.blocks
-            self.disk_read_blocks += node.blocks
-            node.stored.leave()
-            node.stored.enter(self._stored)
-        super()._use(node)
-
-    def _left_host(self, node: Node) -> None:
-        """See `TieredPrefixCache`. The disk has it from now on."""
-        if node.stored is not None:
-            node.stored.leave()
-        else:
-            node.stored = Hosted(node)
-            self._written_to_disk(node.blocks)
-        node.stored.enter(self._stored)
-        older = node.stored.before
-        if isinstance(older, Hosted) and not (node.copies or older.node.copies):
-            node.swallow(older.node, self.block_tokens)
-        self._make_room_on_disk()
-
-    def _nameless_left_host(self, blocks: int) -> None:
-        """See `TieredPrefixCache`."""
-        last = self._stored.before
-        if isinstance(last, Nameless):
-            last.blocks += blocks
-        else:
-            Nameless(blocks, content=True).enter(self._stored)
-        self._written_to_disk(blocks)
-        self._make_room_on_disk()
-
-    def _written_to_disk(self, blocks: int) -> None:
-        self.disk_written_blocks += blocks
-        self.stored_blocks += blocks
-
-    def _make_room_on_disk(self) -> None:
-        """What was used least recently leaves the disk while it holds too much."""
-        while self.stored_blocks > self.disk_blocks:
-            over, oldest = self.stored_blocks - self.disk_blocks, self._stored.after
-            if isinstance(oldest, Nameless):
-                gone = oldest.give(over)
-            else:
-                assert isinstance(oldest, Hosted)
-                gone = self._forget_stored(oldest.node, over)
-            self.stored_blocks -= gone
-
-    def _forget_stored(self, node: Node, most: int) -> int:
-        """The last blocks of a content, at most so many, leave the disk; how many did."""
-        gone = min(most, node.blocks)
-        if gone < node.blocks:
-            node.split(node.blocks - gone, self.block_tokens)
-        assert node.stored is not None
-        node.stored.leave()
-        node.stored = None
-        node.prune()
-        return gone
-
-    def verify(self) -> None:
-        """Assert also that the disk's queue and the contents agree."""
-        super().verify()
-        entry, nodes, blocks = self._stored.after, 0, 0
-        while entry is not self._stored:
-            if isinstance(entry, Hosted):
-                assert entry.node.stored is entry
-                nodes += 1
-                blocks += entry.node.blocks
-            elif isinstance(entry, Nameless):
-                blocks += entry.blocks
-            entry = entry.after
-        assert blocks == self.stored_blocks <= self.disk_blocks
-        assert nodes == sum(node.stored is not None for node in self._nodes())
+        super()._fetch(node)
+        self.disk_read_blocks += node.blocks

@@ -9,9 +9,13 @@ blocks it has. A node is cut in two where a hit, a copy or a loss ends inside it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from sim.content import token_runs
 from sim.request import Request
+
+if TYPE_CHECKING:
+    from sim.tier import Tier
 
 Key = int | tuple[int, ...]
 """What the tokens of a block are: the first of consecutive ones, or (first, tokens) of each run."""
@@ -86,18 +90,20 @@ class Extent(Entry):
         self.rest: Extent | None = None
 
 
-class Hosted(Entry):
-    """A content that a tier holds (host, disk), at its place among those used least recently.
+class Place(Entry):
+    """A content that a tier behind the pool holds, in that tier's queue.
 
     Attributes:
         node: The content.
+        tier: The tier.
     """
 
-    __slots__ = ("node",)
+    __slots__ = ("node", "tier")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, tier: Tier) -> None:
         super().__init__()
         self.node = node
+        self.tier = tier
 
 
 class Node:
@@ -109,13 +115,12 @@ class Node:
         blocks: How many; more than one only if all tokens are consecutive integers.
         children: Contents that go on after the last block, by their keys.
         copies: Extents with this content, the one registered first at the front.
-        hosted: Its place in host memory, or None.
-        stored: Its place on disk, or None.
+        places: Its places in the tiers that hold it, one each.
         growing: Requests whose last registered block is the last of this content and who may have
             scheduled more of their content since.
     """
 
-    __slots__ = ("blocks", "children", "copies", "growing", "hosted", "key", "parent", "stored")
+    __slots__ = ("blocks", "children", "copies", "growing", "key", "parent", "places")
 
     def __init__(self, parent: Node | None, key: Key, blocks: int) -> None:
         self.parent = parent
@@ -124,8 +129,27 @@ class Node:
         self.children: dict[Key, Node] = {}
         self.copies: list[Extent] = []
         self.growing: list[Holding] = []
-        self.hosted: Hosted | None = None
-        self.stored: Hosted | None = None
+        self.places: tuple[Place, ...] = ()
+
+    def place_in(self, tier: Tier) -> Place | None:
+        """Its place there, or None."""
+        for place in self.places:
+            if place.tier is tier:
+                return place
+        return None
+
+    def put_in(self, tier: Tier) -> Place:
+        """Give it a place there, in no queue yet."""
+        place = Place(self, tier)
+        self.places += (place,)
+        return place
+
+    def leave(self, tier: Tier) -> None:
+        """It has no place there any more."""
+        place = self.place_in(tier)
+        assert place is not None
+        place.leave()
+        self.places = tuple(other for other in self.places if other is not place)
 
     def split(self, at: int, block_tokens: int) -> Node:
         """Cut it after `at` blocks; returns the new node of these. What follows keeps this one.
@@ -149,20 +173,16 @@ class Node:
                 tail.rest, extent.rest = extent.rest, tail
             else:
                 tail.enter(extent)
-        if self.hosted is not None:
-            head.hosted, self.hosted = self.hosted, Hosted(self)
-            head.hosted.node = head
-            self.hosted.enter(head.hosted)
-        if self.stored is not None:
-            head.stored, self.stored = self.stored, Hosted(self)
-            head.stored.node = head
-            self.stored.enter(head.stored)
+        head.places, self.places = self.places, ()
+        for place in head.places:
+            place.node = head
+            self.put_in(place.tier).enter(place)
         return head
 
     @property
     def needed(self) -> bool:
         """Somebody has this content, or leads through it."""
-        return bool(self.copies or self.children or self.hosted or self.stored)
+        return bool(self.copies or self.children or self.places)
 
     def prune(self) -> None:
         """Contents nobody has or leads through go, from here to the root."""
@@ -179,27 +199,28 @@ class Node:
         """
         if len(self.children) > 1 or len(self.copies) > 1 or len(child.copies) > 1:
             return False
-        if not _are_one(self.hosted, child.hosted) or not _are_one(self.stored, child.stored):
+        if not self._stands_behind(child):
             return False
         if child.parent is not self or self.parent is None or self.growing:
             return False
         if not isinstance(self.key, int) or child.key != self.key + self.blocks * block_tokens:
             return False
-        if self.hosted is not None:
-            self.hosted.leave()
-        if self.stored is not None:
-            self.stored.leave()
+        for place in self.places:
+            place.leave()
         child.parent, child.key = self.parent, self.key
         child.blocks += self.blocks
         self.parent.children[self.key] = child
         return True
 
-
-def _are_one(parent: Hosted | None, child: Hosted | None) -> bool:
-    """Whether both are in a tier and neighbours there, or neither is."""
-    if parent is None or child is None:
-        return parent is child
-    return child.after is parent
+    def _stands_behind(self, child: Node) -> bool:
+        """Whether the same tiers hold both, this one right behind `child` in each."""
+        if len(self.places) != len(child.places):
+            return False
+        for place in self.places:
+            other = child.place_in(place.tier)
+            if other is None or other.after is not place:
+                return False
+        return True
 
 
 class Holding:

@@ -33,9 +33,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.extents import Entry, Extent, Hosted, Nameless, Node, block_runs
+from sim.extents import Extent, Nameless, Node, block_runs
 from sim.prefix_cache import Path, PrefixCache
 from sim.request import Request
+from sim.tier import Tier
 
 
 class TieredPrefixCache(PrefixCache):
@@ -48,20 +49,15 @@ class TieredPrefixCache(PrefixCache):
         host_blocks: Size of host memory, blocks, at least 1.
 
     Attributes:
-        host_blocks: Size of host memory.
-        hosted_blocks: Blocks that it holds.
-        written_blocks: Copied to it so far.
-        loaded_blocks: Copied from it so far.
+        host: What the host holds, and what it wrote.
+        loaded_blocks: Copied from the host to the pool so far.
     """
 
     __slots__ = (
-        "_hosted",
         "_loading",
         "_moved_before",
-        "host_blocks",
-        "hosted_blocks",
+        "host",
         "loaded_blocks",
-        "written_blocks",
     )
 
     def __init__(
@@ -73,11 +69,14 @@ class TieredPrefixCache(PrefixCache):
         host_blocks: int,
     ) -> None:
         super().__init__(total_blocks, block_tokens, uncached_first=uncached_first)
-        self.host_blocks = host_blocks
-        self.hosted_blocks = self.written_blocks = self.loaded_blocks = 0
-        self._hosted = Entry()  # a ring: what comes after it leaves first
-        self._moved_before = 0
+        self.host = Tier(host_blocks, block_tokens)
+        self.loaded_blocks = self._moved_before = 0
         self._loading: tuple[Request, int] | None = None  # blocks that `match` found on the host
+
+    @property
+    def written_blocks(self) -> int:
+        """Blocks copied to the host so far."""
+        return self.host.written
 
     def newly_moved(self) -> int:
         """Blocks copied in either direction since this was last asked."""
@@ -128,17 +127,13 @@ class TieredPrefixCache(PrefixCache):
                 if inside < node.blocks:
                     return run
                 child = node.children.get(key)
-                if child is None or not self._is_behind(child):
+                if child is None or not child.places:
                     return run
                 node, inside = child, min(blocks, child.blocks)
                 run.append((node, inside))
                 blocks -= inside
                 key = self._key_after(key, inside) if blocks else key
         return run
-
-    def _is_behind(self, node: Node) -> bool:
-        """Whether a tier behind the pool has this content."""
-        return node.hosted is not None
 
     def _admit(self, request: Request, path: Path, tokens: int, keep_free: int) -> bool:
         """See `PrefixCache`; what is loaded is computed, and used last."""
@@ -154,14 +149,14 @@ class TieredPrefixCache(PrefixCache):
     def _load(self, run: list[tuple[Node, int]]) -> None:
         for node, blocks in reversed(run):
             used = node.split(blocks, self.block_tokens) if blocks < node.blocks else node
-            self._use(used)
-        self._make_room()
+            if used.place_in(self.host) is None:
+                self._fetch(used)
+            self.host.use(used)
+        self.host.make_room()
 
-    def _use(self, node: Node) -> None:
-        """This content is loaded: it is the one used last on the host."""
-        assert node.hosted is not None
-        node.hosted.leave()
-        node.hosted.enter(self._hosted)
+    def _fetch(self, node: Node) -> None:
+        """The host lacks this content, and reads it from below."""
+        self.host.read_from_below(node)
 
     # --- writing
 
@@ -182,80 +177,23 @@ class TieredPrefixCache(PrefixCache):
 
     def _let_go(self, node: Node) -> None:
         """A copy of this content is lost: the host has it from now on if nobody else does."""
-        if node.copies:
-            return
-        if node.hosted is not None:
-            node.hosted.leave()
-        else:
-            node.hosted = Hosted(node)
-            self._written(node.blocks)
-        node.hosted.enter(self._hosted)
-        older = node.hosted.before
-        if isinstance(older, Hosted) and not older.node.copies:
-            node.swallow(older.node, self.block_tokens)
-        self._make_room()
+        if not node.copies:
+            self.host.keep(node)
 
     def _lose_nameless(self, entry: Nameless, most: int) -> int:
         """See `PrefixCache`. What nobody can ask for takes room on the host as well."""
         taken = super()._lose_nameless(entry, most)
         if entry.content:
-            last = self._hosted.before
-            if isinstance(last, Nameless):
-                last.blocks += taken
-            else:
-                Nameless(taken, content=True).enter(self._hosted)
-            self._written(taken)
-            self._make_room()
+            self.host.keep_nameless(taken)
         return taken
 
-    def _written(self, blocks: int) -> None:
-        self.written_blocks += blocks
-        self.hosted_blocks += blocks
-
-    def _make_room(self) -> None:
-        """What was used least recently leaves the host while it holds too much."""
-        while self.hosted_blocks > self.host_blocks:
-            over, oldest = self.hosted_blocks - self.host_blocks, self._hosted.after
-            if isinstance(oldest, Nameless):
-                gone = oldest.give(over)
-                self._nameless_left_host(gone)
-            else:
-                assert isinstance(oldest, Hosted)
-                gone = self._forget_hosted(oldest.node, over)
-            self.hosted_blocks -= gone
-
-    def _nameless_left_host(self, blocks: int) -> None:
-        """Blocks that nobody can ask for had to leave the host."""
-
-    def _forget_hosted(self, node: Node, most: int) -> int:
-        """The last blocks of a content, at most so many, leave the host; how many did."""
-        gone = min(most, node.blocks)
-        if gone < node.blocks:
-            node.split(node.blocks - gone, self.block_tokens)
-        assert node.hosted is not None
-        node.hosted.leave()
-        node.hosted = None
-        self._left_host(node)
-        return gone
-
-    def _left_host(self, node: Node) -> None:
-        """This content had to leave the host."""
-        node.prune()
-
     def verify(self) -> None:
-        """Assert also that the host's queue and the contents agree."""
+        """Assert also that the tiers' queues and the contents agree."""
         super().verify()
-        entry, nodes, blocks = self._hosted.after, 0, 0
-        while entry is not self._hosted:
-            if isinstance(entry, Hosted):
-                assert entry.node.hosted is entry
-                nodes += 1
-                blocks += entry.node.blocks
-            elif isinstance(entry, Nameless):
-                blocks += entry.blocks
-            entry = entry.after
-        assert blocks == self.hosted_blocks <= self.host_blocks
-        assert nodes == sum(node.hosted is not None for node in self._nodes())
+        tier: Tier | None = self.host
+        while tier is not None:
+            tier.verify(self._nodes())
+            tier = tier.below
 
     def _nodes(self) -> Iterator[Node]:
         nodes = [self._root]

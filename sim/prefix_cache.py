@@ -268,7 +268,7 @@ class PrefixCache(CachingPool):
 
     def _append_content(self, holding: Holding, node: Node, key: Key, blocks: int) -> Node:
         """Register blocks with new content behind those that the holding has."""
-        alone = not (node.children or node.growing or node.hosted or node.stored)
+        alone = not (node.children or node.growing or node.places)
         if holding.pieces and alone and len(node.copies) == 1:
             extent = node.copies[0]
             goes_on = isinstance(node.key, int) and key == self._key_after(node.key, node.blocks)

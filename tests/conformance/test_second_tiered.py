@@ -64,8 +64,8 @@ def _first_in_first_out(cache: TieredPrefixCache, run: list[tuple[Node, int]]) -
 
 def _copies_twice(cache: TieredPrefixCache, node: Node) -> None:
     """What the host has already is copied again."""
-    if node.hosted is not None:
-        cache.written_blocks += node.blocks
+    if node.place_in(cache.host) is not None:
+        cache.host.written += node.blocks
     _LET_GO(cache, node)
 
 

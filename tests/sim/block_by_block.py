@@ -389,6 +389,8 @@ def _chain(node: _Node) -> tuple[Hashable, ...]:
 class PlainTieredCache(PlainPrefixCache, TieredPrefixCache):
     """`TieredPrefixCache`, one entry for each block on the host as well."""
 
+    written_blocks = 0  # counted here, not by a tier
+
     def __init__(
         self, total_blocks: int, block_tokens: int, uncached_first: bool, host_blocks: int
     ) -> None:
@@ -453,6 +455,8 @@ class PlainTieredCache(PlainPrefixCache, TieredPrefixCache):
 
 class PlainDiskCache(PlainTieredCache, DiskBackedCache):
     """`DiskBackedCache`, one entry for each block on disk as well."""
+
+    disk_written_blocks = 0  # counted here, not by a tier
 
     def __init__(
         self,

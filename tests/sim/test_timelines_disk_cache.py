@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sim.disk_cache import DiskBackedCache
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import Record
+from sim.tier import Tier
 from tests.conformance import adapter
 from tests.sim.test_timelines_host_cache import BLOCK_BYTES, spec_of
 
@@ -100,10 +100,12 @@ def test_a_disk_needs_a_host_tier_and_a_bandwidth() -> None:
             simulate(adapter.arrivals(spec), cluster)
 
 
-@pytest.mark.parametrize("broken", ["_written_to_disk", "_make_room_on_disk"])
+@pytest.mark.parametrize("broken", ["count_written", "make_room"])
 def test_a_disk_that_counts_or_forgets_nothing_is_caught(
     broken: str, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DiskBackedCache, broken, lambda *_: None)
+    whole = getattr(Tier, broken)
+    # The disk is the tier with nothing below it.
+    monkeypatch.setattr(Tier, broken, lambda tier, *a: tier.below and whole(tier, *a))
     with pytest.raises(AssertionError):
         run(*SHARED, (100, 16, 1, 0), disk_cache_blocks=1)

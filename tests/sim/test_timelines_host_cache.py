@@ -13,8 +13,8 @@ import pytest
 
 from sim.errors import ConfigError
 from sim.event_loop import simulate
-from sim.host_cache import TieredPrefixCache
 from sim.records import Record
+from sim.tier import Tier
 from tests.conformance import adapter
 from tests.conformance.workloads import Spec
 from tests.sim.timeline import replica
@@ -141,10 +141,10 @@ def test_a_tier_needs_a_cache_a_link_and_one_stage() -> None:
             simulate(adapter.arrivals(spec), cluster)
 
 
-@pytest.mark.parametrize("broken", ["_written", "_make_room"])
+@pytest.mark.parametrize("broken", ["count_written", "make_room"])
 def test_a_host_that_counts_or_forgets_nothing_is_caught(
     broken: str, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TieredPrefixCache, broken, lambda *_: None)
+    monkeypatch.setattr(Tier, broken, lambda *_: None)
     with pytest.raises(AssertionError):
         test_a_full_host_forgets_tails_first(run)
