@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sim.replica_spec import ReplicaSpec
+
 from experiments import changes, host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
@@ -21,7 +23,6 @@ from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
 from sim.pipeline import PipelineReplica
 from sim.policy import Policy
-from sim.replica import ReplicaSpec
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sim.replica_spec import ReplicaSpec
 
 from kernels_profile.host import HostOverhead
 from policies.routing import RoundRobin
@@ -21,7 +22,6 @@ from sim.errors import ProfileError
 from sim.event_loop import simulate
 from sim.policy import Policy
 from sim.records import Record, SimulationResult
-from sim.replica import ReplicaSpec
 from sim.request import Trace
 
 if TYPE_CHECKING:

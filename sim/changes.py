@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING, Literal
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
-from sim.replica import DRAINING, GONE, UP, Replica
-from sim.replica import FAILED as DOWN
+from sim.replica import Replica
+from sim.replica_spec import DRAINING, GONE, UP
+from sim.replica_spec import FAILED as DOWN
 
 if TYPE_CHECKING:
     from simpy.events import Event

@@ -36,7 +36,8 @@ from sim.records import (
     Recorder,
     ReplicaInfo,
 )
-from sim.replica import UP, Replica, ReplicaSpec
+from sim.replica import Replica
+from sim.replica_spec import UP, ReplicaSpec
 from sim.request import Arrival, Identity, Request
 from sim.snapshot import Snapshots, StaleView
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.replica_spec import ReplicaSpec
+
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.content import Content
@@ -18,7 +20,6 @@ from sim.event_loop import simulate
 from sim.pipeline import PipelineReplica
 from sim.policy import Router
 from sim.records import STATES, Record, SimulationResult
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime

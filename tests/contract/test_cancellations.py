@@ -12,13 +12,13 @@ import random
 from typing import Any
 
 import pytest
+from sim.replica_spec import ReplicaSpec
 
 from policies import ORDERS, POLICIES, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.content import Content
 from sim.errors import ConfigError
 from sim.pipeline import PipelineReplica
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
+from sim.replica_spec import ReplicaSpec
 
 from policies import POLICIES, ROUTERS
 from sim.clock import Instant, Phase
 from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
 from sim.event_loop import simulate
 from sim.records import CAUSES, EVENTS, FAILED, FINISHED, STATES, Record
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 

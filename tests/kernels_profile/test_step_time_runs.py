@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sim.replica_spec import ReplicaSpec
 
 from kernels_profile.host import HostOverhead
 from kernels_profile.step_time import ProfiledStepTime
@@ -17,7 +18,7 @@ from sim.event_loop import simulate
 from sim.model_part import split_layers
 from sim.pipeline import PipelineReplica
 from sim.records import SimulationResult
-from sim.replica import Replica, ReplicaSpec
+from sim.replica import Replica
 from sim.request import Arrival
 from sim.specs import load_device
 from sim.stages import PipelineStepTime, StageLink

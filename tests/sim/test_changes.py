@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sim.replica_spec import ReplicaSpec
 
 from policies import ORDERS, POLICIES, ROUTERS
 from sim.changes import Change
@@ -20,7 +21,6 @@ from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
 from sim.content import Content
 from sim.event_loop import simulate
 from sim.records import FINISHED, UNFINISHED, Record, SimulationResult
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 from tests.cancellations import assert_nothing_left, instants, observed

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sim.replica_spec import ReplicaSpec
 
 from policies import POLICIES, ROUTERS
 from sim.clock import Clock, Instant, Phase
@@ -18,7 +19,6 @@ from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.links import Flow, Link, SharedLinks, fair_rates
 from sim.records import Record, SimulationResult
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 from tests.conformance import adapter

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sim.replica_spec import ReplicaSpec
 
 from policies import ORDERS, POLICIES, ROUTERS
 from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
@@ -16,7 +17,6 @@ from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.pipeline import PipelineReplica
 from sim.records import FINISHED, REJECTED, UNFINISHED, Decision, Record, SimulationResult
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime, StepWork

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from sim.replica_spec import ReplicaSpec
 
 from policies import POLICIES, ROUTERS
 from sim.cluster import Cluster, PoolSpec
 from sim.event_loop import simulate
 from sim.records import Record
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 

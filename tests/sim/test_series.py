@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sim.replica_spec import ReplicaSpec
 
 from policies import POLICIES, ROUTERS
 from sim.cluster import Cluster, PoolSpec, TransferSpec
 from sim.content import Content
 from sim.event_loop import simulate
 from sim.records import Record, SimulationResult
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 

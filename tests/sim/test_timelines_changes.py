@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from sim.replica_spec import ReplicaSpec
 
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.changes import Change
@@ -14,7 +15,6 @@ from sim.content import Content
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import CHANGES, STATES, Record, SimulationResult
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 

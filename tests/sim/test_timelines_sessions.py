@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sim.replica_spec import ReplicaSpec
 
 from policies import POLICIES, ROUTERS
 from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
 from sim.event_loop import simulate
 from sim.records import STATES, Record, SimulationResult
-from sim.replica import ReplicaSpec
 from sim.request import Arrival, Trace
 from sim.step_time import LinearStepTime
 from traces.sessions import SessionSource

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from sim.replica_spec import ReplicaSpec
 
 from policies import POLICIES
 from policies.routing import RoundRobin
@@ -14,7 +15,6 @@ from sim.cluster import Cluster, PoolSpec
 from sim.errors import ProfileError
 from sim.event_loop import simulate
 from sim.records import Record
-from sim.replica import ReplicaSpec
 from sim.request import Arrival
 from sim.specs import ModelSpec
 
