@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from policies import POLICIES, ROUTERS
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.replica import ReplicaSpec
 from sim.request import Trace
 from sim.step_time import LinearStepTime

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import POLICIES, ROUTERS
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.errors import TraceError
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import STATES, SimulationResult
 from sim.replica import ReplicaSpec
 from sim.request import Arrival, Trace
