@@ -9,8 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sim.replica_spec import ReplicaSpec
-
 from experiments import changes, host_link, parts, pipeline, schema, step_times
 from experiments.explain import placed
 from experiments.names import brief
@@ -18,11 +16,14 @@ from experiments.schema import Experiment, Pool
 from experiments.without_effect import of_cluster
 from sim import admission, specs
 from sim.admission import Admission
-from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
 from sim.pipeline import PipelineReplica
 from sim.policy import Policy
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
+from sim.transfer import TransferSpec
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.replica_spec import ReplicaSpec
-
 from experiments.schema import Pool
 from sim.errors import ConfigError
 from sim.model_part import ModelPart
 from sim.policy import Policy
+from sim.replica_spec import ReplicaSpec
 from sim.specs import DeviceSpec
 
 

@@ -13,6 +13,8 @@ The rules, in our words:
 5. Without bytes it ends when its latency is over, or 1 ns after its start if that is later.
 6. Part of it may be withheld at the start: it is sent once it has been released, a latency later.
    In between the transfer has nothing to send and takes no bandwidth.
+7. The bandwidth of a link may change, also to 0, at a whole ns: transfers flow at the old rates up
+   to that moment, which includes a last byte that arrives at it, and at the new ones from it on.
 
 Max-min fairness and progressive filling: Bertsekas and Gallager, Data Networks, 2nd edition,
 section 6.5.2.
@@ -168,6 +170,23 @@ class SharedLinks:
             self._stop([flow])
         self._settle()
 
+    def change_bandwidth(self, link: Link, bytes_per_s: Fraction | float) -> None:
+        """Let a link carry another bandwidth from this instant on.
+
+        Until now everybody has flowed at the old rates: what had sent its last byte by now is over.
+
+        Args:
+            link: Any link, whether somebody crosses it or not.
+            bytes_per_s: At least 0, its exact value; 0: nothing passes until the next change.
+        """
+        now = now_ns(self.env)
+        self._advance(now)
+        self._go_to(now)
+        link.bytes_per_ns = Fraction(bytes_per_s) / _NS_PER_S
+        assert link.bytes_per_ns >= 0, "a link carries at least 0 bytes"
+        self._share([link])
+        self._settle()
+
     def _release(self, flow: Flow, amount: Fraction) -> None:
         """Bytes (none is possible, if that is all) that may flow a latency from now."""
         when_ns = now_ns(self.env) + flow.latency_ns
@@ -217,10 +236,10 @@ class SharedLinks:
                 return
 
     def _next_to_end(self) -> Flow | None:
-        """Who has sent all it may first, if rates stay."""
+        """Who has sent all it may first, if rates stay; None where links are down for all."""
         first = None
         for flow in self._flowing:
-            if first is None or flow.left * first.speed < first.left * flow.speed:
+            if flow.speed and (first is None or flow.left * first.speed < first.left * flow.speed):
                 first = flow
         return first
 

@@ -5,8 +5,8 @@ decision would be made again. A run sleeps once. Whatever reaches the replica cu
 next boundary between iterations, so that tokens' times are those of stepping through all of them.
 
 `Replica` is a chain of classes, each of which uses those before it: `ReplicaParts` (what it is made
-of), `ReplicaAccounts` (what it counts), `ReplicaView` (the present), `ReplicaEnds` (how iterations
-end), `ReplicaTraffic` (what reaches it), and the iteration loop here.
+of), `ReplicaAccounts` (what it counts), `ReplicaPresent` (what is over by now), `ReplicaEnds` (how
+iterations end), `ReplicaTraffic` (what reaches it), and the iteration loop here.
 """
 
 from __future__ import annotations

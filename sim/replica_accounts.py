@@ -12,6 +12,7 @@ from sim.replica_parts import ReplicaParts
 from sim.request import NEVER, Request
 
 _PATIENCE = 1000
+"""Steps without a token before anybody asks whether that can go on."""
 
 
 class ReplicaAccounts(ReplicaParts):

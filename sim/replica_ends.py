@@ -11,14 +11,15 @@ from sim.decode_group import DecodeGroup
 from sim.flight import Flight
 from sim.records import PREFILLED
 from sim.replica_parts import FIRST_RUN
+from sim.replica_present import ReplicaPresent
 from sim.replica_spec import DRAINING
-from sim.replica_view import ReplicaView
 from sim.request import NEVER, Request
 
 _LONGEST_RUN = 4096
+"""Iterations computed ahead at most."""
 
 
-class ReplicaEnds(ReplicaView):
+class ReplicaEnds(ReplicaPresent):
     """Knows how a flight is cut or completed, and how requests leave."""
 
     # --- the end of a flight

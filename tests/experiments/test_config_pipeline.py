@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sim.replica_spec import ReplicaSpec
 
 from experiments import cluster
 from experiments.bundle import dump_config
@@ -16,6 +15,7 @@ from experiments.variant import run_variant
 from sim.errors import ConfigError
 from sim.model_work import model_work
 from sim.pipeline import PipelineReplica
+from sim.replica_spec import ReplicaSpec
 from sim.specs import load_model
 from sim.stages import PipelineStepTime
 from sim.step_time import StepWork

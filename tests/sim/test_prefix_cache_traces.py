@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sim.replica_spec import ReplicaSpec
 
 import traces
 from policies import POLICIES, ROUTERS
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
 from sim.step_time import LinearStepTime
 from tests.conformance.reference import load_reference
 from traces.arrivals import make_source

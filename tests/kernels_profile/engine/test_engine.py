@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from sim.replica_spec import ReplicaSpec
 
 from policies import POLICIES
 from policies.routing import RoundRobin
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.errors import ProfileError
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import Record
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.specs import ModelSpec
 

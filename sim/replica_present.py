@@ -13,7 +13,7 @@ from sim.replica_accounts import ReplicaAccounts
 from sim.request import Request
 
 
-class ReplicaView(ReplicaAccounts):
+class ReplicaPresent(ReplicaAccounts):
     """Knows how far the flights are, and shows routers, the series and reports the present."""
 
     # --- the present
