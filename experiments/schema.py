@@ -336,6 +336,19 @@ class Transfer(Strict):
     (DistServe)."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
+    decode_first: bool = False
+    """The decode replica is chosen on arrival, before the prefill replica (llm-d, Dynamo), not when
+    the prefill ends. With `local_prefill` it always is."""
+
+
+class LocalPrefill(Strict):
+    """Which requests stay on the decode replica chosen for them, which then prefills them itself
+    (`sim.local_prefill`)."""
+
+    max_uncached_tokens: Natural = 0
+    """Those with at most so many prompt tokens that are not cached there."""
+    max_queue: Count | None = None
+    """All, while at least so many requests wait in the queues of the prefill pool."""
 
 
 class TokenBucket(Strict):
@@ -403,6 +416,9 @@ class Pools(Strict):
     prefill: Pool | None = None
     decode: Pool | None = None
     transfer: Transfer | None = None
+    local_prefill: LocalPrefill | None = None
+    """Conditional disaggregation, such as {max_uncached_tokens: 1000, max_queue: 2}. Default: all
+    requests are prefilled by the prefill pool."""
 
 
 class Targets(Strict):

@@ -136,6 +136,10 @@ class Changes:
         kept = [] if between is None else between.fail(replica)
         begun, waiting = replica.fail()
         lost = [*begun, *kept, *waiting]
+        if between is not None:
+            between.attach(replica)
+            for life in lost:
+                between.left_early(life)
         if replica.condition == UP:
             pool.missing += 1
         drained, replica.condition = replica.condition == DRAINING, DOWN

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sim.clock import Instant, Phase, now_ns
 from sim.links import Link, SharedLinks
+from sim.local_prefill import InLine, head_comes_first
 from sim.records import HANDED_OVER, LOADED, TRANSFER_STARTED, Ahead, Lifetime
 from sim.replica import Replica
 from sim.request import Request
@@ -41,6 +42,8 @@ class HandOver:
         self._called = False
         self._nics: dict[Replica, tuple[Link, Link]] = {}
         self._links = SharedLinks(live.env) if spec.shares_links else None
+        local = live.spec.local_prefill is not None
+        self._chooses_early = spec.push or spec.decode_first or local
 
     def join(self, replica: Replica) -> None:
         """One more replica, of either pool."""
@@ -48,31 +51,45 @@ class HandOver:
         if self._links is not None:
             rate = replica.spec.nic_bytes_per_s or self.spec.bandwidth_bytes_per_s
             self._nics[replica] = Link(rate), Link(rate)
+        self.attach(replica)
+
+    def attach(self, replica: Replica) -> None:
+        """A replica is new, or new after a failure: tell its policy of what admissions wait for."""
         if self.spec.push and replica.role == "prefill":
             replica.state.onward = _Onward(replica)
+        elif self._live.spec.local_prefill is not None and replica.role == "decode":
+            replica.state.onward = InLine(self, replica)
 
-    # --- before the prefill ends: push
+    # --- before the prefill ends: push, or the decode replica chosen first
 
     def looks_ahead(self, life: Lifetime) -> bool:
         """Whether the decode replica of a request is chosen when it arrives (rule 69)."""
-        return self.spec.push and (life.arrival.max_tokens > 1 or self.spec.recompute_last_token)
+        spec, m = self.spec, life.arrival.max_tokens - life.before
+        return self._chooses_early and (m > 1 or spec.recompute_last_token)
 
-    def look_ahead(self, life: Lifetime) -> None:
-        """Choose the decode replica of a request that will be pushed there (rule 69)."""
+    def choose(self, life: Lifetime) -> Ahead | None:
+        """Choose the decode replica of a request; None if none that can run it takes requests."""
         decode = self._live.decode
         assert decode is not None
         request = self._live.request_of(life, at_entry=False)
+        if not self.looks_ahead(life) and decode.refusal(request) is not None:
+            return None
         target = decode.route(request)
-        assert target is not None, "without changes every replica is up"
-        life.ahead = Ahead(request, target)
-        target.expect(life.ahead)
+        return None if target is None else Ahead(request, target)
+
+    def look_ahead(self, life: Lifetime, ahead: Ahead | None) -> None:
+        """Let the decode replica of a request count it; it is chosen now if it was not before."""
+        life.ahead = ahead or self.choose(life)
+        if life.ahead is not None:
+            life.ahead.target.expect(life.ahead)
 
     def left_early(self, life: Lifetime) -> None:
-        """A request that was to be pushed has left its prefill replica and ends (rules 70, 76)."""
+        """A request that was to go on has left its prefill replica and does not (rules 70, 76)."""
         ahead, life.ahead = life.ahead, None
         if ahead is not None:
             ahead.target.expect_no_more(ahead)
-            self._live.more_room()
+            if self.spec.push:
+                self._live.more_room()
 
     # --- the prefill has ended
 
@@ -104,13 +121,15 @@ class HandOver:
         for pull in pulls:
             request, life = pull.request, pull.life
             request.emitted_then = 0 if self.spec.recompute_last_token else 1
-            if life.ahead is not None:
+            if life.ahead is not None and self.spec.push:
                 self._push(pull, life.ahead)
                 continue
-            replica = live.decode.route(request)
+            ahead, life.ahead = life.ahead, None
+            replica = live.decode.route(request) if ahead is None else ahead.target
             if replica is None:
                 self.stranded.append(pull)
                 continue
+            request.joined_ns = now_ns(live.env)
             life.decode_replica = replica.place
             goal = life.arrival.output_tokens - life.before
             replica.place_request(request, life, goal)
@@ -131,21 +150,29 @@ class HandOver:
 
     # --- on a decode replica
 
-    def pull(self, replica: Replica) -> None:
-        """Reserve blocks for requests handed over, in order, and send for their KV (rule 32)."""
+    def pull(self, replica: Replica) -> bool:
+        """Reserve blocks for requests handed over, in order, and send for their KV (rule 32).
+
+        Returns:
+            Whether any was sent for.
+        """
         pulls, policy, kv = self.pulls[replica], replica.policy, replica.kv
+        before = len(pulls)
         if policy.pulls_need_seat and replica.state.num_running >= policy.seats:
-            return
+            return False
         while pulls:
             pull = pulls[0]
+            if head_comes_first(replica.state.waiting, pull.request):
+                break
             tokens = policy.transfer_tokens(pull.request, replica.spec.max_model_len)
             found = kv.reserve(pull.request, tokens, keep_free=replica.watermark)
             if found is None:
-                return
+                break
             pulls.popleft()
             self._send(pull, replica, found)
             if self.spec.blocks_decode:
-                return
+                break
+        return len(pulls) < before
 
     def loading(self, replica: Replica) -> bool:
         """Whether KV is on its way to the replica."""
@@ -251,6 +278,9 @@ class HandOver:
             self._hand_over_again(pull)
             del replica.lives[pull.request]
         self.pulls[replica].clear()
+        for ahead in replica.expected.values():  # chosen anew when their prefills end (rule 83)
+            if not ahead.given_up:
+                self._live.live[ahead.request.index].ahead = None
 
     def _hand_over_again(self, before: Pull | Transfer) -> None:
         life = before.life

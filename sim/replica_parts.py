@@ -71,6 +71,7 @@ class ReplicaParts:
         loads_alone: bool = False,
         passes_late: bool = False,
         watched: bool = False,
+        prefills_too: bool = False,
         fast_forward: bool = True,
         check: bool = False,
         seed: int = 0,
@@ -103,6 +104,8 @@ class ReplicaParts:
         rank = place if rank is None else rank
         self._turn = Phase.SCHEDULE + rank + (_LATE if passes_late else 0)
         self._watched = watched
+        self._prefills_too = prefills_too  # of a decode replica: not only who was preempted waits
+        self._has_sent = False  # in this pass, while somebody waits
         self._step_end = Phase.STEP_END + rank
         self._bell = Doorbell(env)
         self._wake = self._timer = Instant(env, 0, Phase.STEP_END)

@@ -60,8 +60,8 @@ class ReplicaSpec:
 class Surroundings(Protocol):
     """What a replica asks of the cluster around it."""
 
-    def pull(self, replica: Replica) -> None:
-        """Start the transfers for which the replica has room now (decode role)."""
+    def pull(self, replica: Replica) -> bool:
+        """Start the transfers for which the replica has room now (decode role); whether any did."""
         ...
 
     def loading(self, replica: Replica) -> bool:

@@ -38,6 +38,10 @@ class TransferSpec:
         blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
             sends for the KV of one request, after those loaded have joined, before its policy
             decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
+        decode_first: The decode replica is chosen on arrival, before the prefill replica, as by the
+            routers of llm-d and Dynamo, and not when the prefill ends (against rule 28): from then
+            on the request counts on both sides (rule 69). Where none takes requests, or the chosen
+            one fails before the prefill ends, one is chosen then (rule 83).
     """
 
     bandwidth_bytes_per_s: float
@@ -46,6 +50,7 @@ class TransferSpec:
     shares_links: bool = False
     blocks_decode: bool = False
     push: bool = False
+    decode_first: bool = False
 
     def duration_ns(self, num_bytes: int) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
