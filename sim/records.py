@@ -420,7 +420,7 @@ SERIES_COLUMNS = (
     "lost_blocks",
 )
 # `lost` requests had to leave because of the change.
-CHANGES = ("failed", "restored", "draining", "gone", "added")
+CHANGES = ("failed", "restored", "draining", "gone", "added", "up")
 CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
 TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
 
