@@ -16,12 +16,14 @@ from experiments.schema import Experiment, Pool
 from experiments.without_effect import of_cluster
 from sim import admission, specs
 from sim.admission import Admission
-from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
 from sim.pipeline import PipelineReplica
 from sim.policy import Policy
-from sim.replica import ReplicaSpec
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
+from sim.transfer import TransferSpec
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.names import canonical
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.policy import Policy
+from sim.pool import PoolSpec
 from sim.queue import ChangingOrder
 
 if TYPE_CHECKING:

@@ -34,13 +34,15 @@ from typing import TYPE_CHECKING, Literal
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
-from sim.replica import DRAINING, GONE, UP, Replica
-from sim.replica import FAILED as DOWN
+from sim.replica import Replica
+from sim.replica_spec import DRAINING, GONE, UP
+from sim.replica_spec import FAILED as DOWN
 
 if TYPE_CHECKING:
     from simpy.events import Event
 
-    from sim.cluster import LiveCluster, Pool, Pull, Transfer
+    from sim.cluster import LiveCluster
+    from sim.pool import Pool
 
 OnFailure = Literal["reroute", "fail"]
 """What becomes of the requests of a replica that fails."""
@@ -87,7 +89,6 @@ class Changes:
         to_come: Changes whose instant is still to come.
         all_arrived: No arrival of the trace is still to come.
         at_router: Requests that wait for a replica, in order of coming.
-        stranded: Requests whose prefill has ended and that wait for a decode replica.
     """
 
     def __init__(self, live: LiveCluster) -> None:
@@ -96,8 +97,6 @@ class Changes:
         self.to_come = 0
         self.all_arrived = False
         self.at_router: list[Lifetime] = []
-        self.stranded: list[Pull] = []
-        self._again: list[Pull] = []  # their decode replica has just failed
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
 
@@ -114,12 +113,16 @@ class Changes:
     @property
     def closed(self) -> bool:
         """Whether requests wait for a replica and nothing more comes from outside."""
-        waits = bool(self.at_router or self.stranded)
-        return waits and self.all_arrived and not self.to_come
+        return bool(self.at_router or self._stranded) and self.all_arrived and not self.to_come
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
-        return self.to_come > 0 or (bool(self.stranded) and not self.all_arrived)
+        return self.to_come > 0 or (self._stranded and not self.all_arrived)
+
+    @property
+    def _stranded(self) -> bool:
+        between = self._live.between
+        return between is not None and bool(between.stranded)
 
     # --- changes
 
@@ -129,8 +132,8 @@ class Changes:
             return
         if replica.condition == DOWN:
             raise _refused("fail", pool, replica)
-        self._call_off_transfers_to(replica)
-        kept = self._call_off_transfers_from(replica)
+        between = self._live.between
+        kept = [] if between is None else between.fail(replica)
         begun, waiting = replica.fail()
         lost = [*begun, *kept, *waiting]
         if replica.condition == UP:
@@ -185,86 +188,16 @@ class Changes:
         row = (now_ns(self._live.env), replica.place, CHANGES.index(change), lost)
         self._live.recorder.changes.extend(row)
 
-    # --- KV on its way
-
-    def _call_off_transfers_to(self, replica: Replica) -> None:
-        """Whoever has KV on its way there, or waits for it, is handed over again (rule 81)."""
-        live = self._live
-        for transfer in [t for t in live.transfers.values() if t.target is replica]:
-            transfer.call_off()
-            del live.transfers[transfer.request.index]
-            if transfer.life.ended:
-                transfer.source.free_held(transfer.held)
-                transfer.source.notify()
-            else:
-                self._hand_over_again(transfer)
-            del replica.lives[transfer.request]
-        for pull in live.pulls[replica]:
-            self._hand_over_again(pull)
-            del replica.lives[pull.request]
-        live.pulls[replica].clear()
-
-    def _hand_over_again(self, before: Pull | Transfer) -> None:
-        life = before.life
-        life.request = life.where = None
-        life.decode_replica = -1
-        self._again.append(self._live.pull_of(life, before.source, before.held))
-        self._live.call_hand_over()
-
-    def _call_off_transfers_from(self, source: Replica) -> list[Lifetime]:
-        """Whoever's KV was kept there, in the order in which their prefills ended, is lost."""
-        kept = []
-        for held, life in source.kept.items():
-            self._call_off(life)
-            if not life.ended:
-                life.lose(held.computed_then)
-                kept.append(life)
-        return kept
-
-    def _call_off(self, life: Lifetime) -> None:
-        """A request between the pools loses its source: its target gives back what it reserved."""
-        live = self._live
-        transfer = live.transfers.pop(life.arrival.index, None)
-        if transfer is not None:
-            transfer.call_off()
-            self._forget(life, transfer.target)
-            return
-        queues = [live.hand_overs, self._again, self.stranded, *live.pulls.values()]
-        for queue in queues:
-            pull = next((pull for pull in queue if pull.life is life), None)
-            if pull is not None:
-                queue.remove(pull)
-                break
-        if life.where is not None:
-            self._forget(life, life.where)
-
-    def _forget(self, life: Lifetime, target: Replica) -> None:
-        request = life.request
-        assert request is not None
-        target.sync()
-        if not life.ended:
-            target.sign_off(request)
-        target.forget(request)
-        target.relieved()
-        target.notify()
-
     # --- who waits
-
-    def to_hand_over(self) -> list[Pull]:
-        """Phase (2d): those who have waited, then those whose decode replica has just failed."""
-        pulls, self.stranded, self._again = [*self.stranded, *self._again], [], []
-        return pulls
 
     def withdraw(self, life: Lifetime) -> None:
         """Its client gives up while it waits for a replica to come up."""
         if life in self.at_router:
             self.at_router.remove(life)
-        else:
-            self._live.not_sent(self.stranded, life)
 
     def _came_up(self) -> None:
-        if self.stranded:
-            self._live.call_hand_over()
+        if self._live.between is not None:
+            self._live.between.came_up()
         self._call_arrivals()
 
     def _call_arrivals(self) -> None:

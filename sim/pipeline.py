@@ -28,10 +28,12 @@ from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError
 from sim.flight import DecisionNotes, Flight
 from sim.host import HostMemory
-from sim.host_cache import TieredPrefixCache
+from sim.host_side import HostTier
 from sim.policy import Riders
 from sim.records import Lifetime, Recorder
-from sim.replica import FIRST_RUN, Replica, ReplicaSpec, Surroundings
+from sim.replica import Replica
+from sim.replica_parts import FIRST_RUN
+from sim.replica_spec import ReplicaSpec, Surroundings
 from sim.request import NEVER, Request
 from sim.stages import PipelineStepTime
 from sim.step_time import StepTimeModel, StepWork
@@ -102,7 +104,7 @@ class PipelineReplica(Replica):
         if not self.step_time.counting:
             self._notes_to = None
 
-    def _host_tier(self) -> TieredPrefixCache | None:
+    def _host_tier(self) -> HostTier | None:
         if super()._host_tier() is not None:
             raise ConfigError(
                 "host_cache_blocks: not modelled on a pipeline; try pipeline_parallel: 1, or leave "

@@ -12,16 +12,18 @@ from __future__ import annotations
 from typing import Any
 
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
-from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster
 from sim.content import Content
 from sim.event_loop import simulate
 from sim.pipeline import PipelineReplica
 from sim.policy import Router
+from sim.pool import PoolSpec
 from sim.records import STATES, Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 from tests.conformance.cases import Observed, by_start
 from tests.conformance.workloads import Spec
 

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 
 from policies import POLICIES, ROUTERS
 from sim.clock import Clock, Instant, Phase
-from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.links import Flow, Link, SharedLinks, fair_rates
+from sim.pool import PoolSpec
 from sim.records import Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 from tests.conformance import adapter
 from tests.sim.timeline import Timeline, _timeline, pools, replica
 

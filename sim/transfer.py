@@ -1,0 +1,102 @@
+"""KV on its way from a prefill to a decode replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.clock import Instant, Phase
+from sim.links import Flow
+from sim.records import Lifetime
+from sim.replica import Replica
+from sim.request import Request
+
+
+@dataclass(frozen=True)
+class TransferSpec:
+    """How KV gets from a prefill to a decode replica, in whole blocks.
+
+    Differences from the engines. vLLM with NIXL corresponds to `recompute_last_token`. It holds the
+    source's blocks until the reader's notice or a timeout, and admits loaded requests in its
+    waiting phase, in queue order, where ours join at the start of a pass (rule 33); there as here a
+    pull that does not fit blocks later ones, and one already loading does not. DistServe's decode
+    side swaps out on shortage and bounds accepted prompts by 5 % of the pool, where ours goes by
+    the replica's own policy and its free blocks (rules 32 and 34); it also polls every 3 ms when
+    idle, and accepts before the next batch takes its blocks. splitwise-sim's overlapped variants
+    use ten times the bandwidth.
+
+    Attributes:
+        bandwidth_bytes_per_s: Bytes per second that each transfer has to itself; where links are
+            shared, that of each direction of a replica's NIC which does not say its own.
+        latency_s: Seconds before the first byte.
+        recompute_last_token: The decode side computes the last prompt token again and its first
+            step emits token 1, as in vLLM with NIXL (rule 38).
+        shares_links: Transfers share the NICs of their replicas max-min fairly (`sim.links`): each
+            crosses the source's outgoing and the target's incoming direction (rules 39 and 63).
+        push: The decode replica is chosen on arrival, its blocks are reserved when the prefill is
+            admitted, which waits for that, and the KV is sent when the prefill ends (rules 39, 69,
+            70 and 76). Else the decode replica pulls (rule 32).
+        blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
+            sends for the KV of one request, after those loaded have joined, before its policy
+            decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    recompute_last_token: bool = False
+    shares_links: bool = False
+    blocks_decode: bool = False
+    push: bool = False
+
+    def duration_ns(self, num_bytes: int) -> int:
+        """Length of a transfer, ns, rounded half to even, at least 1."""
+        return max(1, round((self.latency_s + num_bytes / self.bandwidth_bytes_per_s) * 1e9))
+
+    @property
+    def latency_ns(self) -> int:
+        """The latency alone, as shared links count it: rounded half to even (rule 65)."""
+        return round(self.latency_s * 1e9)
+
+
+@dataclass
+class Pull:
+    """A request handed to a decode replica that has not reserved blocks for it yet."""
+
+    request: Request
+    life: Lifetime
+    source: Replica
+    held: Request
+
+
+@dataclass
+class Transfer:
+    """KV on its way; its end can be moved or called off.
+
+    Attributes:
+        life: Whose KV.
+        request: The request as the decode replica sees it.
+        source: Prefill replica, which holds the blocks of `held` until the end.
+        held: The request as the prefill replica saw it.
+        target: Decode replica, which has reserved blocks.
+        num_bytes: Whole blocks of the source, but those that the target has cached.
+        start_ns: When it was sent.
+        end: The wake-up at its end; on shared links, its flow.
+    """
+
+    life: Lifetime
+    request: Request
+    source: Replica
+    held: Request
+    target: Replica
+    num_bytes: int
+    start_ns: int
+    end: Instant | Flow | None = None
+
+    def move_end(self, delay_ns: int) -> None:
+        """Let it end `delay_ns` from now instead; only where it has its link to itself."""
+        assert isinstance(self.end, Instant), "on shared links the links say when it ends"
+        self.end = self.end.replace(delay_ns, Phase.TRANSFER_END)
+
+    def call_off(self) -> None:
+        """It never ends. What both sides hold for it is the caller's to give back."""
+        assert self.end is not None
+        self.end.call_off()
