@@ -342,16 +342,22 @@ class Network:
             assert link is not None
             self.links.change_bandwidth(link, rate)
 
+    def slow_nics(self, member: object, factor: float) -> None:
+        """See `sim.carrier.Carrier`."""
+        ports = self._members[member].ports
+        nics = {port["nic", way]: None for port in ports for way in ("out", "in")}
+        self.change_bandwidth(nics, factor)
+
     def wires_of(self, node: int, kind: str = "nic") -> list[Wire]:
         """Links of a node by kind, both directions; of a leaf for ``uplink``."""
         return [w for w in self.wires.values() if w.node == node and w.kind == kind]
 
-    def uses(self) -> tuple[LinkUse, ...]:
-        """What each link has done until now."""
-        now = now_ns(self.env)
+    def uses(self, until_ns: int | None = None) -> tuple[LinkUse, ...]:
+        """What each link has done until an instant, at which the last transfer is over, or now."""
+        now = now_ns(self.env) if until_ns is None else until_ns
         made = []
         for wire in self.wires.values():
-            since = wire.bytes_per_s * (now - wire.since_ns) / _NS_PER_S
+            since = wire.bytes_per_s * max(0, now - wire.since_ns) / _NS_PER_S
             could = wire.could_bytes + since
             busy = float(wire.sent_bytes / could) if could else 0.0
             made.append(

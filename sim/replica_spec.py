@@ -14,6 +14,7 @@ from sim.step_time import StepTimeModel
 
 if TYPE_CHECKING:
     from sim.replica import Replica
+    from sim.topology import Seat
 
 UP, DRAINING, FAILED, GONE = "up", "draining", "failed", "gone"
 """Conditions of a replica: only one that is up takes requests (rules 78 and 82)."""
@@ -38,6 +39,7 @@ class ReplicaSpec:
         disk_write_bytes_per_s: The other way; None: the same.
         nic_bytes_per_s: Of its network, each direction, where transfers share links; None: that of
             the transfer (rule 63).
+        seat: What it needs where the cluster has a topology; else None.
         kind: Class of the replica, for one that iterates in another way; None for `Replica`.
     """
 
@@ -54,6 +56,7 @@ class ReplicaSpec:
     disk_read_bytes_per_s: float | None = None
     disk_write_bytes_per_s: float | None = None
     nic_bytes_per_s: float | None = None
+    seat: Seat | None = None
     kind: type[Replica] | None = None
 
 
