@@ -220,6 +220,8 @@ class Changes:
     def _is_gone(self, replica: Replica) -> None:
         replica.condition = GONE
         self._note("gone", replica)
+        if self._live.network is not None:
+            self._live.network.leave(replica)
 
     def _note(self, change: str, replica: Replica, lost: int = 0) -> None:
         row = (now_ns(self._live.env), replica.place, CHANGES.index(change), lost)
