@@ -9,7 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from experiments import changes, conditional, host_link, parts, pipeline, schema, step_times
+from experiments import (
+    changes,
+    conditional,
+    host_link,
+    parts,
+    pipeline,
+    schema,
+    startup,
+    step_times,
+)
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -363,6 +372,7 @@ def _replica(
             pool.kv.disk_write_bandwidth_bytes_per_s if policy.uses_disk else None
         ),
         nic_bytes_per_s=pool.nic_bytes_per_s,
+        startup=startup.of_pool(pool, model, stages, where("pools", role, "restart")),
         kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [

@@ -267,6 +267,29 @@ class ExpertImbalance(Strict):
     """The i-th most popular expert has weight ``i ** -zipf``: 0 even, 1 very uneven."""
 
 
+class WarmUp(Strict):
+    """The first iterations of a replica that has started during the run; by default as any."""
+
+    iterations: Natural = 0
+    """How many are slower by `factor`."""
+    factor: Ratio = 1.0
+    """How much longer they take, as the decimal number that is written."""
+    first_pass_s: NotNegative = 0.0
+    """What the very first takes in addition, such as for graphs that are captured lazily."""
+
+
+class Restart(Strict):
+    """What passes before a replica serves that is restored or added during the run
+    (`sim.startup`). By default nothing: measure it with your disks, network and engine."""
+
+    load_s: NotNegative | None = None
+    """Time to load the weights, and for what else an engine does before it serves."""
+    weights_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Instead: with which each GPU reads its weights; the GPU with most of them counts."""
+    warm_up: WarmUp = WarmUp()
+    """Its first iterations, such as {iterations: 20, factor: 1.5, first_pass_s: 3}."""
+
+
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
@@ -300,6 +323,8 @@ class Pool(Strict):
     nic_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
     """Of a replica's network, each direction, for transfers with ``sharing: max-min``. Default: the
     transfer's `bandwidth_bytes_per_s`."""
+    restart: Restart = Restart()
+    """What passes before a replica serves that is restored or added, such as {load_s: 40}."""
     max_model_len: Limit = None
     """Longest prompt + max_tokens that is accepted; ``none``: no limit. Default: the context length
     of the model, as engines take it."""

@@ -19,6 +19,7 @@ from sim.errors import ConfigError
 from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
 from sim.local_prefill import check as check_local_prefill
+from sim.network import Network
 from sim.policy import ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
 from sim.records import (
@@ -36,6 +37,7 @@ from sim.replica import Replica
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Identity, Request
 from sim.snapshot import Snapshots
+from sim.topology import Topology
 from sim.transfer import TransferSpec
 
 _TELL_EVERY = 256
@@ -72,6 +74,7 @@ class Cluster:
         admission: Who is turned away at the entry, or None.
         on_failure: Whether requests of a replica that fails are routed again, or fail with it.
         local_prefill: Which requests decode replicas prefill by themselves; None: none.
+        topology: Nodes on which the replicas lie and the links that transfers share, or None.
     """
 
     entry: PoolSpec
@@ -81,6 +84,7 @@ class Cluster:
     admission: Admission | None = None
     on_failure: OnFailure = "reroute"
     local_prefill: LocalPrefill | None = None
+    topology: Topology | None = None
 
     def __post_init__(self) -> None:
         if self.admission is not None:
@@ -91,7 +95,11 @@ class Cluster:
             if self.decode is None:
                 raise ConfigError("local_prefill: there is no decode pool; leave it out")
             check_local_prefill(self.decode)
-        if self.transfer is None or not self.transfer.shares_links:
+        if self.topology is not None:
+            _check_topology(self.transfer, self.entry, self.decode)
+        elif self.transfer is not None and self.transfer.bandwidth_bytes_per_s is None:
+            raise ConfigError("transfer: bandwidth_bytes_per_s: needed without a topology")
+        if self.topology is not None or self.transfer is None or not self.transfer.shares_links:
             _refuse_nics(self.entry, self.decode)
 
 
@@ -102,8 +110,24 @@ def _refuse_nics(*pools: PoolSpec | None) -> None:
             if replica.nic_bytes_per_s is not None:
                 raise ConfigError(
                     f"pool {pool.name}: nic_bytes_per_s {replica.nic_bytes_per_s:g}: counts where "
-                    "transfers share links only; set transfer.sharing: max-min, or leave it out"
+                    "transfers share links only, and without a topology; set transfer.sharing: "
+                    "max-min, or leave it out"
                 )
+
+
+def _check_topology(transfer: TransferSpec | None, *pools: PoolSpec | None) -> None:
+    """The links of a topology say what transfers get, and replicas say what they need of it."""
+    if transfer is not None and transfer.bandwidth_bytes_per_s is not None:
+        raise ConfigError(
+            f"transfer: bandwidth_bytes_per_s {transfer.bandwidth_bytes_per_s:g}: the links of the "
+            "topology have bandwidths of their own; leave it out"
+        )
+    if transfer is not None and not transfer.shares_links:
+        raise ConfigError("transfer: sharing none: transfers over a topology share its links")
+    for pool in filter(None, pools):
+        for spec in pool.replicas:
+            if spec.seat is None or spec.seat.shards.gpus != spec.gpus:
+                raise ConfigError(f"pool {pool.name}: replicas need a seat for all their GPUs")
 
 
 class LiveCluster:
@@ -142,6 +166,8 @@ class LiveCluster:
             "seed": seed,
         }
         transfer = spec.transfer
+        latency_ns = 0 if transfer is None else transfer.latency_ns
+        self.network = None if spec.topology is None else Network(env, spec.topology, latency_ns)
         self.between = None if transfer is None else HandOver(self, transfer)
         local = spec.local_prefill
         self._decode_first = transfer is not None and (local is not None or transfer.decode_first)
@@ -193,6 +219,9 @@ class LiveCluster:
             **self._switches | self._of_role[role] | step_by_step,
         )
         self.replicas.append(replica)
+        if self.network is not None:
+            assert spec.seat is not None
+            self.network.join(replica, spec.seat, f"{role} replica {index}")
         if self.between is not None:
             self.between.join(replica)
         return replica

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sim.carrier import Carrier, Nics
 from sim.clock import Instant, Phase, now_ns
-from sim.links import Link, SharedLinks
 from sim.local_prefill import InLine, head_comes_first
 from sim.records import HANDED_OVER, LOADED, TRANSFER_STARTED, Ahead, Lifetime
 from sim.replica import Replica
@@ -30,6 +30,7 @@ class HandOver:
         waiting: Requests whose prefill has ended in this instant.
         stranded: Requests whose prefill has ended and that wait for a replica to come up.
         transfers: KV on its way, by the index of the request, in order of start.
+        carrier: The links that transfers share, or None where each has the bandwidth to itself.
     """
 
     def __init__(self, live: LiveCluster, spec: TransferSpec) -> None:
@@ -40,17 +41,16 @@ class HandOver:
         self._again: list[Pull] = []  # their decode replica has just failed
         self.transfers: dict[int, Transfer] = {}
         self._called = False
-        self._nics: dict[Replica, tuple[Link, Link]] = {}
-        self._links = SharedLinks(live.env) if spec.shares_links else None
+        self._nics = Nics(live.env, spec) if spec.shares_links and live.network is None else None
+        self.carrier: Carrier | None = live.network or self._nics
         local = live.spec.local_prefill is not None
         self._chooses_early = spec.push or spec.decode_first or local
 
     def join(self, replica: Replica) -> None:
         """One more replica, of either pool."""
         self.pulls[replica] = deque()
-        if self._links is not None:
-            rate = replica.spec.nic_bytes_per_s or self.spec.bandwidth_bytes_per_s
-            self._nics[replica] = Link(rate), Link(rate)
+        if self._nics is not None:
+            self._nics.join(replica)
         self.attach(replica)
 
     def attach(self, replica: Replica) -> None:
@@ -198,13 +198,12 @@ class HandOver:
         size = blocks * block_tokens * source.spec.kv_bytes_per_token
         now = now_ns(self._live.env)
         transfer = Transfer(pull.life, pull.request, source, pull.held, target, size, now)
-        if self._links is None:
+        if self.carrier is None:
             transfer.end = Instant(self._live.env, self.spec.duration_ns(size), Phase.TRANSFER_END)
             transfer.end.callbacks.append(_Arrived(self, transfer))
         else:
-            path = self._nics[source][0], self._nics[target][1]
             arrived = partial(self.transferred, transfer)
-            transfer.end = self._links.send(path, size, self.spec.latency_ns, arrived)
+            transfer.end = self.carrier.send(source, target, pull.request.index, size, arrived)
         self.transfers[pull.request.index] = transfer
         self._live.note_event(pull.life, TRANSFER_STARTED, target)
 

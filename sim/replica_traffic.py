@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from fractions import Fraction
 
 from sim.clock import now_ns
 from sim.errors import ConfigError
 from sim.flight import Flight
+from sim.pace import Pace
 from sim.records import Ahead, Lifetime
 from sim.replica_ends import ReplicaEnds, by_seat
 from sim.replica_spec import DRAINING
 from sim.request import NEVER, Request
+from sim.startup import WarmUp
 
 
 class ReplicaTraffic(ReplicaEnds):
@@ -169,6 +173,19 @@ class ReplicaTraffic(ReplicaEnds):
         if self.condition == DRAINING and self.empty:
             self._surroundings.emptied(self._this)
 
+    # --- its pace
+
+    def slow_down(self, factor: Fraction) -> None:
+        """Phase (2c): iterations that start from now on take so much longer (`sim.pace`)."""
+        self._set_pace(replace(self._pace, factor=factor))
+        if self.in_flight:
+            self.notify()
+
+    def begin_warm_up(self, warm_up: WarmUp) -> None:
+        """It has started: its first iterations are slower (`sim.startup`)."""
+        if warm_up:
+            self._set_pace(Pace(warm_up=warm_up, first=self.iterations))
+
     # --- what is lost
 
     def void(self) -> None:
@@ -208,6 +225,7 @@ class ReplicaTraffic(ReplicaEnds):
         self.lost_blocks_then += self.kv.lost_blocks
         self._timer.call_off()
         self._timer_ns = NEVER
+        self._set_pace(Pace())
         self._set_up()
         if self.host_link is not None:
             self.host_link.moved_bytes = moved_bytes
