@@ -138,6 +138,8 @@ class Changes:
             raise _refused("fail", pool, replica)
         between = self._live.between
         kept = [] if between is None else between.fail(replica)
+        if self._live.fetches is not None:
+            self._live.fetches.fail(replica)
         begun, waiting = replica.fail()
         lost = [*begun, *kept, *waiting]
         if between is not None:

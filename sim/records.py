@@ -293,6 +293,7 @@ class Recorder:
         self.series = array("q")
         self.transfers = array("q")
         self.changes = array("q")
+        self.fetches = array("q")
         self.decisions: list[Decision] = []
         self.logs: list[array[int]] = []
 
@@ -423,6 +424,8 @@ SERIES_COLUMNS = (
 # `lost` requests had to leave because of the change.
 CHANGES = ("failed", "restored", "draining", "gone", "added", "up")
 CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
+# Prefixes fetched from one replica's cache into another's, those called off left out.
+FETCH_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "tokens", "bytes")
 TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
 
 
@@ -450,6 +453,7 @@ class SimulationResult:
         series: Columns `SERIES_COLUMNS` on a fixed grid.
         transfers: Columns `TRANSFER_COLUMNS`, those that ended.
         changes: Columns `CHANGE_COLUMNS`, what happened to replicas; codes are those of `CHANGES`.
+        fetches: Columns `FETCH_COLUMNS`, prefixes copied between caches.
         links: What each link of a topology has carried.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
@@ -467,6 +471,7 @@ class SimulationResult:
     series: dict[str, Ints]
     transfers: dict[str, Ints]
     changes: dict[str, Ints] = field(default_factory=dict)
+    fetches: dict[str, Ints] = field(default_factory=dict)
     links: tuple[LinkUse, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
