@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sim.clock import Instant, Phase, now_ns
-from sim.links import Link, SharedLinks
+from sim.links import Flow, Link, SharedLinks
 from sim.records import HANDED_OVER, LOADED, TRANSFER_STARTED, Ahead, Lifetime
 from sim.replica import Replica
 from sim.request import Request
+from sim.streams import Streams
 from sim.transfer import Pull, Transfer, TransferSpec
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class HandOver:
         self._again: list[Pull] = []  # their decode replica has just failed
         self.transfers: dict[int, Transfer] = {}
         self._called = False
+        self._sent = 0
+        self.streams = None if spec.overlap == "none" else Streams(self)
         self._nics: dict[Replica, tuple[Link, Link]] = {}
         self._links = SharedLinks(live.env) if spec.shares_links else None
 
@@ -49,7 +53,7 @@ class HandOver:
             rate = replica.spec.nic_bytes_per_s or self.spec.bandwidth_bytes_per_s
             self._nics[replica] = Link(rate), Link(rate)
         if self.spec.push and replica.role == "prefill":
-            replica.state.onward = _Onward(replica)
+            replica.state.onward = _Onward(replica, self.streams)
 
     # --- before the prefill ends: push
 
@@ -69,6 +73,8 @@ class HandOver:
 
     def left_early(self, life: Lifetime) -> None:
         """A request that was to be pushed has left its prefill replica and ends (rules 70, 76)."""
+        if self.streams is not None:
+            self.streams.called_off(life)
         ahead, life.ahead = life.ahead, None
         if ahead is not None:
             ahead.target.expect_no_more(ahead)
@@ -79,14 +85,16 @@ class HandOver:
     def prefilled(self, replica: Replica, request: Request, life: Lifetime) -> None:
         """Phase (1): the request leaves its prefill replica, which keeps the prompt's blocks."""
         replica.keep(request, life)
+        if self.streams is not None and self.streams.ended(replica, request, life):
+            return
         self.call()
-        self.waiting.append(self.pull_of(life, replica, request))
+        self.waiting.append(self.pull_of(life, replica, request, now_ns(self._live.env)))
 
-    def pull_of(self, life: Lifetime, source: Replica, held: Request) -> Pull:
+    def pull_of(self, life: Lifetime, source: Replica, held: Request, prefilled_ns: int) -> Pull:
         """A request, whose KV its source keeps, as a decode replica will see it."""
         ahead = life.ahead
         later = self._live.request_of(life, at_entry=False) if ahead is None else ahead.request
-        return Pull(later, life, source, held)
+        return Pull(later, life, source, held, prefilled_ns)
 
     def call(self) -> None:
         """There will be a phase (2d) in this instant."""
@@ -103,10 +111,10 @@ class HandOver:
         self.stranded, self._again, self.waiting = [], [], []
         for pull in pulls:
             request, life = pull.request, pull.life
-            request.emitted_then = 0 if self.spec.recompute_last_token else 1
             if life.ahead is not None:
                 self._push(pull, life.ahead)
                 continue
+            request.emitted_then = self._emitted
             replica = live.decode.route(request)
             if replica is None:
                 self.stranded.append(pull)
@@ -120,14 +128,24 @@ class HandOver:
 
     def _push(self, pull: Pull, ahead: Ahead) -> None:
         """Send the KV of a request to where its blocks are reserved."""
-        life, replica = pull.life, ahead.target
         assert ahead.found_tokens is not None
-        replica.place_request(pull.request, life, life.arrival.output_tokens)
+        self.at_target(pull.life, ahead)
+        self._send(pull, ahead.target, ahead.found_tokens)
+        if self.spec.blocks_decode:
+            ahead.target.notify()
+
+    def at_target(self, life: Lifetime, ahead: Ahead) -> None:
+        """A request whose prefill has ended is at the replica that expects it (push)."""
+        request, replica = ahead.request, ahead.target
+        request.emitted_then = self._emitted
+        replica.place_request(request, life, life.arrival.output_tokens)
         life.ahead, life.decode_replica = None, replica.place
         self._live.note_event(life, HANDED_OVER, replica)
-        self._send(pull, replica, ahead.found_tokens)
-        if self.spec.blocks_decode:
-            replica.notify()
+
+    @property
+    def _emitted(self) -> int:
+        """Tokens that a request has emitted before its decode replica goes on (rules 38, 67)."""
+        return 0 if self.spec.recompute_last_token else 1
 
     # --- on a decode replica
 
@@ -151,6 +169,10 @@ class HandOver:
         """Whether KV is on its way to the replica."""
         return any(transfer.target is replica for transfer in self.transfers.values())
 
+    def any_sent_whole(self) -> bool:
+        """Whether any KV is on its way whose prefill is over: its source will have room."""
+        return any(transfer.prefilled_ns is not None for transfer in self.transfers.values())
+
     def unsent_blocks(self, replica: Replica) -> int:
         """Blocks that the replica will need for those whose KV it has not sent for."""
         blocks_for = replica.kv.blocks_for
@@ -170,16 +192,61 @@ class HandOver:
         blocks = pull.held.held_blocks - found_tokens // block_tokens
         size = blocks * block_tokens * source.spec.kv_bytes_per_token
         now = now_ns(self._live.env)
-        transfer = Transfer(pull.life, pull.request, source, pull.held, target, size, now)
+        transfer = Transfer(
+            pull.life, pull.request, source, pull.held, target, size, now, pull.prefilled_ns
+        )
+        self.start(transfer)
+        self.note_sent(transfer)
+
+    def note_sent(self, transfer: Transfer) -> None:
+        """The request, whose prefill has ended, is on its way."""
+        self._live.note_event(transfer.life, TRANSFER_STARTED, transfer.target)
+
+    def start(self, transfer: Transfer, ready: Fraction | int | None = None) -> None:
+        """Send KV from now on.
+
+        Args:
+            transfer: A new one.
+            ready: Bytes that may be sent now, the others after `release`; None: all.
+        """
+        self._sent += 1
+        transfer.order = self._sent
+        self.transfers[transfer.request.index] = transfer
+        size = transfer.num_bytes
+        transfer.released = size if ready is None else ready
         if self._links is None:
-            transfer.end = Instant(self._live.env, self.spec.duration_ns(size), Phase.TRANSFER_END)
-            transfer.end.callbacks.append(_Arrived(self, transfer))
+            transfer.due_ns = transfer.start_ns + self.spec.duration_ns(size)
+            if ready is None:
+                self._ends_when_due(transfer)
+            return
+        arrived = partial(self.transferred, transfer)
+        withheld = None if ready is None else size - ready
+        transfer.end = self._links.send(
+            self._path(transfer), size, self.spec.latency_ns, arrived, withheld_bytes=withheld
+        )
+
+    def release(self, transfer: Transfer, more: Fraction | int, *, last: bool = False) -> None:
+        """More bytes may be sent, a latency from now; with the `last` of them it can end."""
+        if self._links is None:
+            left = transfer.num_bytes - transfer.released
+            due_ns = now_ns(self._live.env) + self.spec.duration_ns(left)
+            transfer.due_ns = max(transfer.due_ns, due_ns)
+            if last:
+                self._ends_when_due(transfer)
         else:
-            path = self._nics[source][0], self._nics[target][1]
-            arrived = partial(self.transferred, transfer)
-            transfer.end = self._links.send(path, size, self.spec.latency_ns, arrived)
-        self.transfers[pull.request.index] = transfer
-        self._live.note_event(pull.life, TRANSFER_STARTED, target)
+            assert isinstance(transfer.end, Flow)
+            transfer.end.release(None if last else more)
+        transfer.released += more
+
+    def _ends_when_due(self, transfer: Transfer) -> None:
+        """Ends of one instant are applied in order of start (rule 1)."""
+        delay_ns = transfer.due_ns - now_ns(self._live.env)
+        transfer.end = Instant(self._live.env, delay_ns, Phase.TRANSFER_END + transfer.order)
+        transfer.end.callbacks.append(_Arrived(self, transfer))
+
+    def _path(self, transfer: Transfer) -> tuple[Link, ...]:
+        """The source's outgoing and the target's incoming direction (rule 63)."""
+        return self._nics[transfer.source][0], self._nics[transfer.target][1]
 
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
@@ -203,12 +270,15 @@ class HandOver:
             live.note_event(transfer.life, LOADED, target)
         source.notify()
         target.notify()
+        if self.spec.push and target.kv.has_cache:  # what has come can be found (rule 44)
+            live.more_room()
 
     # --- a client gives up, a replica fails or comes up
 
     def cancel(self, life: Lifetime, request: Request, replica: Replica) -> bool:
         """It gives up a request that a decode replica has; False if no KV is to come any more."""
-        if life.arrival.index in self.transfers:  # the transfer ends as planned
+        transfer = self.transfers.get(life.arrival.index)
+        if transfer is not None and transfer.prefilled_ns is not None:  # it ends as planned
             replica.sign_off(request)
             return True
         if not not_sent(self.pulls[replica], life):
@@ -256,7 +326,9 @@ class HandOver:
         life = before.life
         life.request = life.where = None
         life.decode_replica = -1
-        self._again.append(self.pull_of(life, before.source, before.held))
+        assert before.prefilled_ns is not None
+        again = self.pull_of(life, before.source, before.held, before.prefilled_ns)
+        self._again.append(again)
         self.call()
 
     def _call_off_transfers_from(self, source: Replica) -> list[Lifetime]:
@@ -312,6 +384,7 @@ class _Onward:
     """The room on decode replicas, as the policy of a prefill replica asks for it."""
 
     replica: Replica
+    streams: Streams | None
 
     def has_room(self, request: Request) -> bool:
         """See `sim.policy.Onward`."""
@@ -322,9 +395,14 @@ class _Onward:
 
     def reserve(self, request: Request) -> None:
         """See `sim.policy.Onward`."""
-        ahead = self.replica.lives[request].ahead
-        if ahead is not None and ahead.found_tokens is None:
+        life = self.replica.lives[request]
+        ahead = life.ahead
+        if ahead is None:
+            return
+        if ahead.found_tokens is None:
             ahead.target.reserve(ahead)
+        if self.streams is not None and ahead.stream is None:
+            self.streams.admitted(self.replica, request, life)
 
 
 @dataclass
