@@ -32,6 +32,7 @@ def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> Transfe
         shares_links=transfer.sharing == "max-min",
         blocks_decode=transfer.blocks_decode,
         push=transfer.start == "push",
+        decode_first=transfer.decode_first,
         overlap=transfer.overlap,
         layers=model.layers,
         layerwise_above_tokens=transfer.layerwise_above_tokens,

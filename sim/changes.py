@@ -8,9 +8,11 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
   (Rule 79 does not name swapped requests: they are the first of those that wait, as in rule 20.) Or
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).
-- ``restore``: a replica that failed takes requests again, empty, from (2d) on.
+- ``restore``: a replica that failed takes requests again, empty, from (2d) on; if it has to load
+  its weights first, once it is ``up`` (`sim.startup`).
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
-- ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d).
+- ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
+  or once it is ``up``.
 
 A fail of a replica that is gone by then, the last of its drain being over, changes nothing and is
 not recorded. A lost iteration has no number: the next one of the replica has it.
@@ -29,13 +31,14 @@ know that a replica has lost its cache, as in the engines.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
 from sim.replica import Replica
-from sim.replica_spec import DRAINING, GONE, UP
+from sim.replica_spec import DRAINING, GONE, STARTING, UP
 from sim.replica_spec import FAILED as DOWN
 
 if TYPE_CHECKING:
@@ -99,6 +102,7 @@ class Changes:
         self.at_router: list[Lifetime] = []
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
+        self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
     def expect(self, changes: int) -> None:
         """So many will be made."""
@@ -136,8 +140,13 @@ class Changes:
         kept = [] if between is None else between.fail(replica)
         begun, waiting = replica.fail()
         lost = [*begun, *kept, *waiting]
+        if between is not None:
+            between.attach(replica)
+            for life in lost:
+                between.left_early(life)
         if replica.condition == UP:
             pool.missing += 1
+        self._stop_loading(replica)
         drained, replica.condition = replica.condition == DRAINING, DOWN
         self._note("failed", replica, len(lost))
         if drained:
@@ -151,24 +160,56 @@ class Changes:
         """A replica that failed is up again, and empty."""
         if replica.condition != DOWN:
             raise _refused("restore", pool, replica)
-        replica.condition = UP
-        pool.missing -= 1
         self._note("restored", replica)
-        self._came_up()
+        self._start(pool, replica)
 
     def drain(self, pool: Pool, replica: Replica) -> None:
-        """It takes no more requests."""
-        if replica.condition != UP:
+        """It takes no more requests; one that has not come up yet never does."""
+        if replica.condition not in (UP, STARTING):
             raise _refused("drain", pool, replica)
+        if replica.condition == UP:
+            pool.missing += 1
+        self._stop_loading(replica)
         replica.condition = DRAINING
-        pool.missing += 1
         self._note("draining", replica)
         if replica.empty:
             self._is_gone(replica)
 
     def add(self, pool: Pool, like: Replica) -> None:
         """One more replica."""
-        self._note("added", self._live.add(pool, like))
+        replica = self._live.add(pool, like)
+        pool.missing += 1
+        self._note("added", replica)
+        self._start(pool, replica)
+
+    def _start(self, pool: Pool, replica: Replica) -> None:
+        """It loads its weights, and is up; its first iterations are slower (`sim.startup`)."""
+        startup = replica.spec.startup
+        replica.begin_warm_up(startup.warm_up)
+        if not startup.load_ns:
+            self._is_up(pool, replica)
+            return
+        replica.condition = STARTING
+        self.to_come += 1
+        ready = Instant(self._live.env, startup.load_ns, Phase.CLUSTER_EVENT)
+        ready.callbacks.append(partial(self._has_loaded, pool, replica))
+        self._loading[replica] = ready
+
+    def _has_loaded(self, pool: Pool, replica: Replica, _: Event) -> None:
+        self._live.stir()
+        self._stop_loading(replica)
+        self._note("up", replica)
+        self._is_up(pool, replica)
+
+    def _stop_loading(self, replica: Replica) -> None:
+        ready = self._loading.pop(replica, None)
+        if ready is not None:
+            ready.call_off()
+            self.to_come -= 1
+
+    def _is_up(self, pool: Pool, replica: Replica) -> None:
+        replica.condition = UP
+        pool.missing -= 1
         self._came_up()
 
     def emptied(self, replica: Replica) -> None:
@@ -183,6 +224,8 @@ class Changes:
     def _is_gone(self, replica: Replica) -> None:
         replica.condition = GONE
         self._note("gone", replica)
+        if self._live.network is not None:
+            self._live.network.leave(replica)
 
     def _note(self, change: str, replica: Replica, lost: int = 0) -> None:
         row = (now_ns(self._live.env), replica.place, CHANGES.index(change), lost)
@@ -233,7 +276,13 @@ class Changes:
 
 
 def _refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
-    can = {UP: "fail or drain", DRAINING: "fail", DOWN: "restore", GONE: "nothing"}
+    can = {
+        UP: "fail or drain",
+        STARTING: "fail or drain",
+        DRAINING: "fail",
+        DOWN: "restore",
+        GONE: "nothing",
+    }
     return ConfigError(
         f"{what} of replica {replica.index} of pool {pool.spec.name}: it is {replica.condition}; "
         f"what can happen to it then: {can[replica.condition]}"

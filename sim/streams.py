@@ -61,9 +61,7 @@ class Streams:
         """Phase (4): the step with the first chunk of a prompt starts."""
         above = self.spec.layerwise_above_tokens
         if self.spec.overlap == "layerwise" and request.prompt_tokens > above:
-            size = self._size(replica, request, life)
-            last = Fraction(size, self.spec.layers)
-            self._start(replica, request, life, size, size - last)
+            self._start(replica, request, life, Fraction(1, self.spec.layers))
 
     # --- chunk by chunk
 
@@ -72,15 +70,17 @@ class Streams:
         ahead = life.ahead
         if ahead is None:
             return
-        block = replica.kv.block_tokens
-        ready = self._bytes(replica, request.computed_then // block, life)
+        ready = self._bytes(replica, request.computed_then // replica.kv.block_tokens, life)
+        if not ready:
+            return
+        to_come = 1 - Fraction(ready, self._size(replica, request, life))
         stream = ahead.stream
         if stream is None:
-            if ready:
-                size = self._size(replica, request, life)
-                self._start(replica, request, life, size, ready)
-        elif ready > stream.released:
-            self._between.release(stream, ready - stream.released)
+            self._start(replica, request, life, to_come)
+            return
+        assert stream.withheld is not None
+        if stream.withheld > to_come:
+            self._between.release(stream, stream.withheld - to_come)
 
     # --- both
 
@@ -93,7 +93,7 @@ class Streams:
         stream.prefilled_ns = now_ns(replica.env)
         self._between.at_target(life, ahead)
         self._between.note_sent(stream)
-        self._between.release(stream, stream.num_bytes - stream.released, last=True)
+        self._between.release(stream)
         return True
 
     def called_off(self, life: Lifetime) -> None:
@@ -118,11 +118,11 @@ class Streams:
         return missing * block * replica.spec.kv_bytes_per_token
 
     def _start(
-        self, replica: Replica, request: Request, life: Lifetime, size: int, ready: Fraction | int
+        self, replica: Replica, request: Request, life: Lifetime, withheld: Fraction
     ) -> None:
         ahead = life.ahead
         assert ahead is not None
-        now = now_ns(replica.env)
+        size, now = self._size(replica, request, life), now_ns(replica.env)
         stream = Transfer(life, ahead.request, replica, request, ahead.target, size, now, None)
         ahead.stream = stream
-        self._between.start(stream, ready)
+        self._between.start(stream, withheld)

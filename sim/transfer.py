@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from sim.carrier import OnTheWay
 from sim.clock import Instant, Phase
 from sim.errors import ConfigError
-from sim.links import Flow
 from sim.records import Lifetime
 from sim.replica import Replica
 from sim.request import Request
@@ -31,18 +31,24 @@ class TransferSpec:
 
     Attributes:
         bandwidth_bytes_per_s: Bytes per second that each transfer has to itself; where links are
-            shared, that of each direction of a replica's NIC which does not say its own.
-        latency_s: Seconds before the first byte.
+            shared, that of each direction of a replica's NIC which does not say its own. None with
+            a topology, whose links say it.
+        latency_s: Seconds before the first byte; with a topology, those of the path come after.
         recompute_last_token: The decode side computes the last prompt token again and its first
             step emits token 1, as in vLLM with NIXL (rule 38).
         shares_links: Transfers share the NICs of their replicas max-min fairly (`sim.links`): each
-            crosses the source's outgoing and the target's incoming direction (rules 39 and 63).
+            crosses the source's outgoing and the target's incoming direction (rules 39 and 63), or
+            with a topology the links between their GPUs (`sim.topology`).
         push: The decode replica is chosen on arrival, its blocks are reserved when the prefill is
             admitted, which waits for that, and the KV is sent when the prefill ends (rules 39, 69,
             70 and 76). Else the decode replica pulls (rule 32).
         blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
             sends for the KV of one request, after those loaded have joined, before its policy
             decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
+        decode_first: The decode replica is chosen on arrival, before the prefill replica, as by the
+            routers of llm-d and Dynamo, and not when the prefill ends (against rule 28): from then
+            on the request counts on both sides (rule 69). Where none takes requests, or the chosen
+            one fails before the prefill ends, one is chosen then (rule 83).
         overlap: What is sent while a prefill goes on (`sim.streams`): ``none``, ``layerwise`` (rule
             66) or ``chunked``; both go with push only.
         layers: Equal parts of a layer-wise transfer: the layers of the model.
@@ -50,12 +56,13 @@ class TransferSpec:
             longer ones layer by layer.
     """
 
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: float | None
     latency_s: float = 0.0
     recompute_last_token: bool = False
     shares_links: bool = False
     blocks_decode: bool = False
     push: bool = False
+    decode_first: bool = False
     overlap: Overlap = "none"
     layers: int = 0
     layerwise_above_tokens: int = 0
@@ -78,6 +85,7 @@ class TransferSpec:
 
     def duration_ns(self, num_bytes: Fraction | float) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
+        assert self.bandwidth_bytes_per_s is not None
         size = float(num_bytes) if isinstance(num_bytes, Fraction) else num_bytes
         return max(1, round((self.latency_s + size / self.bandwidth_bytes_per_s) * 1e9))
 
@@ -119,9 +127,9 @@ class Transfer:
         num_bytes: Whole blocks of the source, but those that the target has cached.
         start_ns: When it was sent, or the first part of it.
         prefilled_ns: When the prefill had ended whose KV it is; None while that goes on.
-        end: The wake-up at its end; on shared links, its flow.
+        end: The wake-up at its end; on shared links, what is on the way there.
         order: Rank in order of start.
-        released: Bytes that may be sent by now; the others are yet to be computed.
+        withheld: Share of its bytes that is yet to be computed; None once all may be sent.
         due_ns: Where it has its link to itself, the earliest end by what was released.
     """
 
@@ -133,9 +141,9 @@ class Transfer:
     num_bytes: int
     start_ns: int
     prefilled_ns: int | None
-    end: Instant | Flow | None = None
+    end: Instant | OnTheWay | None = None
     order: int = 0
-    released: Fraction | int = 0
+    withheld: Fraction | None = None
     due_ns: int = 0
 
     def move_end(self, delay_ns: int) -> None:
