@@ -12,8 +12,8 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d).
 
-A fail of a replica that is gone by then, the last of its drain being over, changes nothing and is
-not recorded. A lost iteration has no number: the next one of the replica has it.
+A fail or restore of a replica that is gone by then, the last of its drain being over, changes
+nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
 
 A request that nobody takes who could run it waits at the router, in order of coming, and blocks no
 other (rule 78); arriving so, it is not judged by admission control. What still waits when nothing
@@ -29,13 +29,14 @@ know that a replica has lost its cache, as in the engines.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from sim.clock import Instant, Phase, now_ns
+from sim.clock import Instant, Phase, Tick, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
 from sim.replica import Replica
-from sim.replica_spec import DRAINING, GONE, UP
+from sim.replica_spec import DRAINING, GONE, STARTING, UP, ReplicaSpec
 from sim.replica_spec import FAILED as DOWN
 
 if TYPE_CHECKING:
@@ -100,13 +101,19 @@ class Changes:
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
 
+    def refuse_push(self, what: str) -> None:
+        """Raise `ConfigError` where KV is pushed: then the cluster has to stay as it is."""
+        transfer = self._live.spec.transfer
+        if transfer is not None and transfer.push:
+            raise ConfigError(
+                f"transfer.start: push: a cluster that changes ({what}) is not modelled with it; "
+                "try pull"
+            )
+
     def expect(self, changes: int) -> None:
         """So many will be made."""
-        transfer = self._live.spec.transfer
-        if changes and transfer is not None and transfer.push:
-            raise ConfigError(
-                "transfer.start: push: a cluster that changes is not modelled with it; try pull"
-            )
+        if changes:
+            self.refuse_push("events")
         self.to_come += changes
         self.expected = self.expected or changes > 0
 
@@ -117,7 +124,9 @@ class Changes:
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
-        return self.to_come > 0 or (self._stranded and not self.all_arrived)
+        if self.to_come > 0 or (self._stranded and not self.all_arrived):
+            return True
+        return any(replica.condition == STARTING for replica in self._live.replicas)
 
     @property
     def _stranded(self) -> bool:
@@ -149,6 +158,8 @@ class Changes:
 
     def restore(self, pool: Pool, replica: Replica) -> None:
         """A replica that failed is up again, and empty."""
+        if replica.condition == GONE:
+            return
         if replica.condition != DOWN:
             raise _refused("restore", pool, replica)
         replica.condition = UP
@@ -171,6 +182,42 @@ class Changes:
         self._note("added", self._live.add(pool, like))
         self._came_up()
 
+    def start(self, pool: Pool, spec: ReplicaSpec, after_ns: int) -> None:
+        """One more replica, which is up after some time."""
+        replica = self._live.add(pool, pool.replicas[0], spec)
+        replica.condition = STARTING
+        pool.missing += 1
+        self._note("added", replica)
+        live = self._live
+        # Nobody waits for it any more where all requests have ended.
+        ready = Tick(live.env, after_ns, Phase.CLUSTER_EVENT, lambda: bool(live.live))
+        ready.callbacks.append(partial(self._is_ready, pool, replica))
+
+    def _is_ready(self, pool: Pool, replica: Replica, _: Event) -> None:
+        if replica.condition == STARTING:
+            self._live.stir()
+            self._note("up", replica)
+            self._is_up(pool, replica)
+
+    def _is_up(self, pool: Pool, replica: Replica) -> None:
+        replica.condition = UP
+        pool.missing -= 1
+        self._came_up()
+
+    def call_off(self, replica: Replica) -> None:
+        """A replica that is starting will not come up."""
+        self._note("called_off", replica)
+        self._is_gone(replica)
+
+    def may_come_back(self, replica: Replica) -> bool:
+        """Whether a replica may be taken back."""
+        return replica.condition == DRAINING
+
+    def take_back(self, pool: Pool, replica: Replica) -> None:
+        """A draining replica takes requests again."""
+        self._note("taken_back", replica)
+        self._is_up(pool, replica)
+
     def emptied(self, replica: Replica) -> None:
         """Nothing is left on a draining replica: in (2c) of this instant it is gone."""
 
@@ -182,6 +229,7 @@ class Changes:
 
     def _is_gone(self, replica: Replica) -> None:
         replica.condition = GONE
+        replica.left_ns = now_ns(self._live.env)
         self._note("gone", replica)
 
     def _note(self, change: str, replica: Replica, lost: int = 0) -> None:
@@ -189,6 +237,16 @@ class Changes:
         self._live.recorder.changes.extend(row)
 
     # --- who waits
+
+    def wait(self, life: Lifetime) -> None:
+        """Nobody takes the request now: it waits at the router, and asks for a replica."""
+        self.at_router.append(life)
+        self.ask(self._live.entry)
+
+    def ask(self, pool: Pool) -> None:
+        """A request waits for a replica of this pool, which may start one for it."""
+        if pool.scaler is not None:
+            pool.scaler.ask()
 
     def withdraw(self, life: Lifetime) -> None:
         """Its client gives up while it waits for a replica to come up."""
@@ -213,7 +271,7 @@ class Changes:
         waiting, self.at_router = self.at_router, []
         for life in waiting:
             if not live.place(life, live.request_of(life, at_entry=True)):
-                self.at_router.append(life)
+                self.wait(life)
         lost, self._lost = self._lost, []
         for life in lost:
             self._route_again(life)
@@ -226,14 +284,20 @@ class Changes:
             if refused is None:
                 life.rerouted += 1
                 if not live.place(life, request):
-                    self.at_router.append(life)
+                    self.wait(life)
                 return
             reason = refused
         live.end(life, FAILED, reason, now_ns(live.env))
 
 
 def _refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
-    can = {UP: "fail or drain", DRAINING: "fail", DOWN: "restore", GONE: "nothing"}
+    can = {
+        UP: "fail or drain",
+        STARTING: "fail",
+        DRAINING: "fail",
+        DOWN: "restore",
+        GONE: "nothing",
+    }
     return ConfigError(
         f"{what} of replica {replica.index} of pool {pool.spec.name}: it is {replica.condition}; "
         f"what can happen to it then: {can[replica.condition]}"

@@ -110,6 +110,7 @@ class HandOver:
             replica = live.decode.route(request)
             if replica is None:
                 self.stranded.append(pull)
+                live.changes.ask(live.decode)
                 continue
             life.decode_replica = replica.place
             goal = life.arrival.output_tokens - life.before

@@ -15,7 +15,7 @@ from sim.step_time import StepTimeModel
 if TYPE_CHECKING:
     from sim.replica import Replica
 
-UP, DRAINING, FAILED, GONE = "up", "draining", "failed", "gone"
+UP, DRAINING, FAILED, GONE, STARTING = "up", "draining", "failed", "gone", "starting"
 """Conditions of a replica: only one that is up takes requests (rules 78 and 82)."""
 
 
