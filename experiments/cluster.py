@@ -9,7 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from experiments import changes, host_link, parts, pipeline, schema, step_times
+from experiments import (
+    changes,
+    conditional,
+    host_link,
+    parts,
+    pipeline,
+    schema,
+    startup,
+    step_times,
+)
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -105,6 +114,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         predictor=predictor,
         admission=_admission(experiment, where),
         on_failure=experiment.on_failure,
+        local_prefill=conditional.local_prefill(experiment, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -286,6 +296,7 @@ def _transfer(experiment: Experiment) -> TransferSpec:
         shares_links=transfer.sharing == "max-min",
         blocks_decode=transfer.blocks_decode,
         push=transfer.start == "push",
+        decode_first=transfer.decode_first,
     )
 
 
@@ -361,6 +372,7 @@ def _replica(
             pool.kv.disk_write_bandwidth_bytes_per_s if policy.uses_disk else None
         ),
         nic_bytes_per_s=pool.nic_bytes_per_s,
+        startup=startup.of_pool(pool, model, stages, where("pools", role, "restart")),
         kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [

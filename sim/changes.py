@@ -8,9 +8,11 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
   (Rule 79 does not name swapped requests: they are the first of those that wait, as in rule 20.) Or
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).
-- ``restore``: a replica that failed takes requests again, empty, from (2d) on.
+- ``restore``: a replica that failed takes requests again, empty, from (2d) on; if it has to load
+  its weights first, once it is ``up`` (`sim.startup`).
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
-- ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d).
+- ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
+  or once it is ``up``.
 
 A fail or restore of a replica that is gone by then, the last of its drain being over, changes
 nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
@@ -100,6 +102,7 @@ class Changes:
         self.at_router: list[Lifetime] = []
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
+        self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
     def refuse_push(self, what: str) -> None:
         """Raise `ConfigError` where KV is pushed: then the cluster has to stay as it is."""
@@ -124,9 +127,7 @@ class Changes:
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
-        if self.to_come > 0 or (self._stranded and not self.all_arrived):
-            return True
-        return any(replica.condition == STARTING for replica in self._live.replicas)
+        return self.to_come > 0 or (self._stranded and not self.all_arrived)
 
     @property
     def _stranded(self) -> bool:
@@ -145,8 +146,13 @@ class Changes:
         kept = [] if between is None else between.fail(replica)
         begun, waiting = replica.fail()
         lost = [*begun, *kept, *waiting]
+        if between is not None:
+            between.attach(replica)
+            for life in lost:
+                between.left_early(life)
         if replica.condition == UP:
             pool.missing += 1
+        self._stop_loading(replica)
         drained, replica.condition = replica.condition == DRAINING, DOWN
         self._note("failed", replica, len(lost))
         if drained:
@@ -162,50 +168,70 @@ class Changes:
             return
         if replica.condition != DOWN:
             raise _refused("restore", pool, replica)
-        replica.condition = UP
-        pool.missing -= 1
         self._note("restored", replica)
-        self._came_up()
+        self._start(pool, replica)
 
     def drain(self, pool: Pool, replica: Replica) -> None:
-        """It takes no more requests."""
-        if replica.condition != UP:
+        """It takes no more requests; one that has not come up yet never does."""
+        if replica.condition not in (UP, STARTING):
             raise _refused("drain", pool, replica)
+        if replica.condition == UP:
+            pool.missing += 1
+        self._stop_loading(replica)
         replica.condition = DRAINING
-        pool.missing += 1
         self._note("draining", replica)
         if replica.empty:
             self._is_gone(replica)
 
     def add(self, pool: Pool, like: Replica) -> None:
         """One more replica."""
-        self._note("added", self._live.add(pool, like))
-        self._came_up()
-
-    def start(self, pool: Pool, spec: ReplicaSpec, after_ns: int) -> None:
-        """One more replica, which is up after some time."""
-        replica = self._live.add(pool, pool.replicas[0], spec)
-        replica.condition = STARTING
+        replica = self._live.add(pool, like)
         pool.missing += 1
         self._note("added", replica)
-        live = self._live
-        # Nobody waits for it any more where all requests have ended.
-        ready = Tick(live.env, after_ns, Phase.CLUSTER_EVENT, lambda: bool(live.live))
-        ready.callbacks.append(partial(self._is_ready, pool, replica))
+        self._start(pool, replica)
 
-    def _is_ready(self, pool: Pool, replica: Replica, _: Event) -> None:
-        if replica.condition == STARTING:
-            self._live.stir()
-            self._note("up", replica)
+    def _start(self, pool: Pool, replica: Replica, after_ns: int = 0) -> None:
+        """It loads its weights, and is up; its first iterations are slower (`sim.startup`)."""
+        startup, live = replica.spec.startup, self._live
+        replica.begin_warm_up(startup.warm_up)
+        after_ns += startup.load_ns
+        if not after_ns:
             self._is_up(pool, replica)
+            return
+        replica.condition = STARTING
+        self.to_come += 1
+        # Where all requests have ended nobody waits for it any more.
+        ready = Tick(live.env, after_ns, Phase.CLUSTER_EVENT, lambda: bool(live.live))
+        ready.callbacks.append(partial(self._has_loaded, pool, replica))
+        self._loading[replica] = ready
+
+    def _has_loaded(self, pool: Pool, replica: Replica, _: Event) -> None:
+        self._live.stir()
+        self._stop_loading(replica)
+        self._note("up", replica)
+        self._is_up(pool, replica)
+
+    def _stop_loading(self, replica: Replica) -> None:
+        ready = self._loading.pop(replica, None)
+        if ready is not None:
+            ready.call_off()
+            self.to_come -= 1
 
     def _is_up(self, pool: Pool, replica: Replica) -> None:
         replica.condition = UP
         pool.missing -= 1
         self._came_up()
 
+    def start(self, pool: Pool, spec: ReplicaSpec, after_ns: int) -> None:
+        """One more replica, which begins to load its weights after some time."""
+        replica = self._live.add(pool, pool.replicas[0], spec)
+        pool.missing += 1
+        self._note("added", replica)
+        self._start(pool, replica, after_ns)
+
     def call_off(self, replica: Replica) -> None:
         """A replica that is starting will not come up."""
+        self._stop_loading(replica)
         self._note("called_off", replica)
         self._is_gone(replica)
 
@@ -231,6 +257,8 @@ class Changes:
         replica.condition = GONE
         replica.left_ns = now_ns(self._live.env)
         self._note("gone", replica)
+        if self._live.network is not None:
+            self._live.network.leave(replica)
 
     def _note(self, change: str, replica: Replica, lost: int = 0) -> None:
         row = (now_ns(self._live.env), replica.place, CHANGES.index(change), lost)
@@ -293,7 +321,7 @@ class Changes:
 def _refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
     can = {
         UP: "fail or drain",
-        STARTING: "fail",
+        STARTING: "fail or drain",
         DRAINING: "fail",
         DOWN: "restore",
         GONE: "nothing",

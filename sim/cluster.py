@@ -17,6 +17,9 @@ from sim.changes import Changes, OnFailure
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.hand_over import HandOver
+from sim.local_prefill import LocalPrefill
+from sim.local_prefill import check as check_local_prefill
+from sim.network import Network
 from sim.policy import ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
 from sim.records import (
@@ -35,6 +38,7 @@ from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Identity, Request
 from sim.scaling import Scaler
 from sim.snapshot import Snapshots
+from sim.topology import Topology
 from sim.transfer import TransferSpec
 
 _TELL_EVERY = 256
@@ -70,6 +74,8 @@ class Cluster:
         predictor: Guesses output lengths for queue orders, or None.
         admission: Who is turned away at the entry, or None.
         on_failure: Whether requests of a replica that fails are routed again, or fail with it.
+        local_prefill: Which requests decode replicas prefill by themselves; None: none.
+        topology: Nodes on which the replicas lie and the links that transfers share, or None.
     """
 
     entry: PoolSpec
@@ -78,13 +84,23 @@ class Cluster:
     predictor: Predictor | None = None
     admission: Admission | None = None
     on_failure: OnFailure = "reroute"
+    local_prefill: LocalPrefill | None = None
+    topology: Topology | None = None
 
     def __post_init__(self) -> None:
         if self.admission is not None:
             check_admission(self.admission, self.entry.snapshot_ns)
         if (self.decode is None) != (self.transfer is None):
             raise ConfigError("a decode pool and its transfer go together: give both or neither")
-        if self.transfer is None or not self.transfer.shares_links:
+        if self.local_prefill is not None:
+            if self.decode is None:
+                raise ConfigError("local_prefill: there is no decode pool; leave it out")
+            check_local_prefill(self.decode)
+        if self.topology is not None:
+            _check_topology(self.transfer, self.entry, self.decode)
+        elif self.transfer is not None and self.transfer.bandwidth_bytes_per_s is None:
+            raise ConfigError("transfer: bandwidth_bytes_per_s: needed without a topology")
+        if self.topology is not None or self.transfer is None or not self.transfer.shares_links:
             _refuse_nics(self.entry, self.decode)
 
 
@@ -95,8 +111,24 @@ def _refuse_nics(*pools: PoolSpec | None) -> None:
             if replica.nic_bytes_per_s is not None:
                 raise ConfigError(
                     f"pool {pool.name}: nic_bytes_per_s {replica.nic_bytes_per_s:g}: counts where "
-                    "transfers share links only; set transfer.sharing: max-min, or leave it out"
+                    "transfers share links only, and without a topology; set transfer.sharing: "
+                    "max-min, or leave it out"
                 )
+
+
+def _check_topology(transfer: TransferSpec | None, *pools: PoolSpec | None) -> None:
+    """The links of a topology say what transfers get, and replicas say what they need of it."""
+    if transfer is not None and transfer.bandwidth_bytes_per_s is not None:
+        raise ConfigError(
+            f"transfer: bandwidth_bytes_per_s {transfer.bandwidth_bytes_per_s:g}: the links of the "
+            "topology have bandwidths of their own; leave it out"
+        )
+    if transfer is not None and not transfer.shares_links:
+        raise ConfigError("transfer: sharing none: transfers over a topology share its links")
+    for pool in filter(None, pools):
+        for spec in pool.replicas:
+            if spec.seat is None or spec.seat.shards.gpus != spec.gpus:
+                raise ConfigError(f"pool {pool.name}: replicas need a seat for all their GPUs")
 
 
 class LiveCluster:
@@ -135,7 +167,11 @@ class LiveCluster:
             "seed": seed,
         }
         transfer = spec.transfer
+        latency_ns = 0 if transfer is None else transfer.latency_ns
+        self.network = None if spec.topology is None else Network(env, spec.topology, latency_ns)
         self.between = None if transfer is None else HandOver(self, transfer)
+        local = spec.local_prefill
+        self._decode_first = transfer is not None and (local is not None or transfer.decode_first)
         self._pushes = transfer is not None and transfer.push
         self._again = again = transfer is not None and transfer.recompute_last_token
         alone = transfer is not None and transfer.blocks_decode
@@ -182,9 +218,13 @@ class LiveCluster:
             rank=index + (_DECODE_RANK if role == "decode" else 0),
             passes_late=self._pushes and role == "prefill",
             watched=self._pushes and role == "decode",
+            prefills_too=role == "decode" and self.spec.local_prefill is not None,
             **self._switches | self._of_role[role] | step_by_step,
         )
         self.replicas.append(replica)
+        if self.network is not None:
+            assert spec.seat is not None
+            self.network.join(replica, spec.seat, f"{role} replica {index}")
         if self.between is not None:
             self.between.join(replica)
         return replica
@@ -285,6 +325,16 @@ class LiveCluster:
         self, life: Lifetime, request: Request, offered: Sequence[ReplicaView] | None = None
     ) -> bool:
         """Route a request, which joins a queue; False if nobody takes it now."""
+        between, ahead = self.between, None
+        if self._decode_first:
+            assert between is not None
+            ahead = between.choose(life)
+            local = self.spec.local_prefill
+            if ahead is not None and local is not None:
+                later, target = ahead.request, ahead.target
+                if local.stays(later, target, self.entry, request):
+                    self.place_whole(life, later, target)
+                    return True
         replica = self.entry.route(request, offered)
         if replica is None:
             return False
@@ -292,10 +342,24 @@ class LiveCluster:
         goal = 1 if self.decode else life.arrival.output_tokens - life.before
         replica.place_request(request, life, goal)
         self.note_event(life, QUEUED, replica)
-        if self.between is not None and self.between.looks_ahead(life):
-            self.between.look_ahead(life)
+        if between is not None and between.looks_ahead(life):
+            between.look_ahead(life, ahead)
         replica.enqueue(request)
         return True
+
+    def place_whole(self, life: Lifetime, request: Request, replica: Replica) -> None:
+        """Let a decode replica prefill and decode a request, which joins its waiting queue.
+
+        Args:
+            life: Which request.
+            request: As the decode pool sees it (`request_of`).
+            replica: Of the decode pool, up, and able to run it.
+        """
+        life.replica = life.decode_replica = replica.place
+        goal = life.arrival.output_tokens - life.before
+        replica.place_request(request, life, goal)
+        self.note_event(life, QUEUED, replica)
+        replica.enqueue(request)
 
     def refusal(self, life: Lifetime, request: Request) -> str | None:
         """Why no replica can run the request, in the order of rule 36, or None."""
@@ -407,10 +471,10 @@ class LiveCluster:
         assert self.between is not None
         self.between.prefilled(replica, request, life)
 
-    def pull(self, replica: Replica) -> None:
-        """Start the transfers for which a decode replica has room now."""
+    def pull(self, replica: Replica) -> bool:
+        """Start the transfers for which a decode replica has room now; whether any started."""
         assert self.between is not None
-        self.between.pull(replica)
+        return self.between.pull(replica)
 
     def loading(self, replica: Replica) -> bool:
         """Whether KV is on its way to the replica."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sim.carrier import Carrier, Nics
 from sim.clock import Instant, Phase, now_ns
-from sim.links import Link, SharedLinks
+from sim.local_prefill import InLine, head_comes_first
 from sim.records import HANDED_OVER, LOADED, TRANSFER_STARTED, Ahead, Lifetime
 from sim.replica import Replica
 from sim.request import Request
@@ -29,6 +30,7 @@ class HandOver:
         waiting: Requests whose prefill has ended in this instant.
         stranded: Requests whose prefill has ended and that wait for a replica to come up.
         transfers: KV on its way, by the index of the request, in order of start.
+        carrier: The links that transfers share, or None where each has the bandwidth to itself.
     """
 
     def __init__(self, live: LiveCluster, spec: TransferSpec) -> None:
@@ -39,40 +41,55 @@ class HandOver:
         self._again: list[Pull] = []  # their decode replica has just failed
         self.transfers: dict[int, Transfer] = {}
         self._called = False
-        self._nics: dict[Replica, tuple[Link, Link]] = {}
-        self._links = SharedLinks(live.env) if spec.shares_links else None
+        self._nics = Nics(live.env, spec) if spec.shares_links and live.network is None else None
+        self.carrier: Carrier | None = live.network or self._nics
+        local = live.spec.local_prefill is not None
+        self._chooses_early = spec.push or spec.decode_first or local
 
     def join(self, replica: Replica) -> None:
         """One more replica, of either pool."""
         self.pulls[replica] = deque()
-        if self._links is not None:
-            rate = replica.spec.nic_bytes_per_s or self.spec.bandwidth_bytes_per_s
-            self._nics[replica] = Link(rate), Link(rate)
+        if self._nics is not None:
+            self._nics.join(replica)
+        self.attach(replica)
+
+    def attach(self, replica: Replica) -> None:
+        """A replica is new, or new after a failure: tell its policy of what admissions wait for."""
         if self.spec.push and replica.role == "prefill":
             replica.state.onward = _Onward(replica)
+        elif self._live.spec.local_prefill is not None and replica.role == "decode":
+            replica.state.onward = InLine(self, replica)
 
-    # --- before the prefill ends: push
+    # --- before the prefill ends: push, or the decode replica chosen first
 
     def looks_ahead(self, life: Lifetime) -> bool:
         """Whether the decode replica of a request is chosen when it arrives (rule 69)."""
-        return self.spec.push and (life.arrival.max_tokens > 1 or self.spec.recompute_last_token)
+        spec, m = self.spec, life.arrival.max_tokens - life.before
+        return self._chooses_early and (m > 1 or spec.recompute_last_token)
 
-    def look_ahead(self, life: Lifetime) -> None:
-        """Choose the decode replica of a request that will be pushed there (rule 69)."""
+    def choose(self, life: Lifetime) -> Ahead | None:
+        """Choose the decode replica of a request; None if none that can run it takes requests."""
         decode = self._live.decode
         assert decode is not None
         request = self._live.request_of(life, at_entry=False)
+        if not self.looks_ahead(life) and decode.refusal(request) is not None:
+            return None
         target = decode.route(request)
-        assert target is not None, "without changes every replica is up"
-        life.ahead = Ahead(request, target)
-        target.expect(life.ahead)
+        return None if target is None else Ahead(request, target)
+
+    def look_ahead(self, life: Lifetime, ahead: Ahead | None) -> None:
+        """Let the decode replica of a request count it; it is chosen now if it was not before."""
+        life.ahead = ahead or self.choose(life)
+        if life.ahead is not None:
+            life.ahead.target.expect(life.ahead)
 
     def left_early(self, life: Lifetime) -> None:
-        """A request that was to be pushed has left its prefill replica and ends (rules 70, 76)."""
+        """A request that was to go on has left its prefill replica and does not (rules 70, 76)."""
         ahead, life.ahead = life.ahead, None
         if ahead is not None:
             ahead.target.expect_no_more(ahead)
-            self._live.more_room()
+            if self.spec.push:
+                self._live.more_room()
 
     # --- the prefill has ended
 
@@ -104,14 +121,16 @@ class HandOver:
         for pull in pulls:
             request, life = pull.request, pull.life
             request.emitted_then = 0 if self.spec.recompute_last_token else 1
-            if life.ahead is not None:
+            if life.ahead is not None and self.spec.push:
                 self._push(pull, life.ahead)
                 continue
-            replica = live.decode.route(request)
+            ahead, life.ahead = life.ahead, None
+            replica = live.decode.route(request) if ahead is None else ahead.target
             if replica is None:
                 self.stranded.append(pull)
                 live.changes.ask(live.decode)
                 continue
+            request.joined_ns = now_ns(live.env)
             life.decode_replica = replica.place
             goal = life.arrival.output_tokens - life.before
             replica.place_request(request, life, goal)
@@ -132,21 +151,29 @@ class HandOver:
 
     # --- on a decode replica
 
-    def pull(self, replica: Replica) -> None:
-        """Reserve blocks for requests handed over, in order, and send for their KV (rule 32)."""
+    def pull(self, replica: Replica) -> bool:
+        """Reserve blocks for requests handed over, in order, and send for their KV (rule 32).
+
+        Returns:
+            Whether any was sent for.
+        """
         pulls, policy, kv = self.pulls[replica], replica.policy, replica.kv
+        before = len(pulls)
         if policy.pulls_need_seat and replica.state.num_running >= policy.seats:
-            return
+            return False
         while pulls:
             pull = pulls[0]
+            if head_comes_first(replica.state.waiting, pull.request):
+                break
             tokens = policy.transfer_tokens(pull.request, replica.spec.max_model_len)
             found = kv.reserve(pull.request, tokens, keep_free=replica.watermark)
             if found is None:
-                return
+                break
             pulls.popleft()
             self._send(pull, replica, found)
             if self.spec.blocks_decode:
-                return
+                break
+        return len(pulls) < before
 
     def loading(self, replica: Replica) -> bool:
         """Whether KV is on its way to the replica."""
@@ -172,13 +199,12 @@ class HandOver:
         size = blocks * block_tokens * source.spec.kv_bytes_per_token
         now = now_ns(self._live.env)
         transfer = Transfer(pull.life, pull.request, source, pull.held, target, size, now)
-        if self._links is None:
+        if self.carrier is None:
             transfer.end = Instant(self._live.env, self.spec.duration_ns(size), Phase.TRANSFER_END)
             transfer.end.callbacks.append(_Arrived(self, transfer))
         else:
-            path = self._nics[source][0], self._nics[target][1]
             arrived = partial(self.transferred, transfer)
-            transfer.end = self._links.send(path, size, self.spec.latency_ns, arrived)
+            transfer.end = self.carrier.send(source, target, pull.request.index, size, arrived)
         self.transfers[pull.request.index] = transfer
         self._live.note_event(pull.life, TRANSFER_STARTED, target)
 
@@ -252,6 +278,9 @@ class HandOver:
             self._hand_over_again(pull)
             del replica.lives[pull.request]
         self.pulls[replica].clear()
+        for ahead in replica.expected.values():  # chosen anew when their prefills end (rule 83)
+            if not ahead.given_up:
+                self._live.live[ahead.request.index].ahead = None
 
     def _hand_over_again(self, before: Pull | Transfer) -> None:
         life = before.life

@@ -18,6 +18,7 @@ from sim.step_time import StepTimeOrigin
 if TYPE_CHECKING:
     from sim.clock import Instant
     from sim.flight import Flight
+    from sim.network import LinkUse
     from sim.replica import Replica
 
 STATES = ("finished", "rejected", "cancelled", "failed", "unfinished")
@@ -453,6 +454,7 @@ class SimulationResult:
         series: Columns `SERIES_COLUMNS` on a fixed grid.
         transfers: Columns `TRANSFER_COLUMNS`, those that ended.
         changes: Columns `CHANGE_COLUMNS`, what happened to replicas; codes are those of `CHANGES`.
+        links: What each link of a topology has carried.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
             one more than the batches that were under way at once).
@@ -469,6 +471,7 @@ class SimulationResult:
     series: dict[str, Ints]
     transfers: dict[str, Ints]
     changes: dict[str, Ints] = field(default_factory=dict)
+    links: tuple[LinkUse, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
     spans: Ints = field(default_factory=lambda: np.zeros((0, 4), np.int64))

@@ -17,6 +17,7 @@ from sim.flight import Flight
 from sim.host import HostMemory
 from sim.host_side import HostTier
 from sim.kvcache import CachingPool
+from sim.pace import Pace, PacedStepTime
 from sim.policy import ReplicaState
 from sim.queue import ChangingOrder
 from sim.records import PREEMPTED, Ahead, Lifetime, Recorder
@@ -50,10 +51,10 @@ class ReplicaParts:
         lost_blocks_then: Blocks that had lost their content when the replica last failed.
         kept: Requests that have left and whose KV is not yet fetched, as their prefills ended.
         held_for_transfer: Their blocks.
-        condition: ``up``, ``starting``, ``draining``, ``failed`` or ``gone`` (`sim.changes`).
+        condition: ``up``, ``draining``, ``failed``, ``gone`` or ``starting`` (`sim.changes`).
         joined_ns: When it joined its pool, up or not.
         left_ns: When it was gone; `NEVER` if it is still there.
-        step_time: Length of iterations: the spec's model, bound to this replica.
+        step_time: Length of iterations: the spec's model, bound to this replica, at its pace.
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
     """
@@ -73,6 +74,7 @@ class ReplicaParts:
         loads_alone: bool = False,
         passes_late: bool = False,
         watched: bool = False,
+        prefills_too: bool = False,
         fast_forward: bool = True,
         check: bool = False,
         seed: int = 0,
@@ -80,7 +82,8 @@ class ReplicaParts:
         self.env = env
         self._this = cast("Replica", self)  # what others know of it is the class on top
         self.spec = spec
-        self.step_time = bound(spec.step_time, seed, place)
+        self.step_time = self._own_step_time = bound(spec.step_time, seed, place)
+        self._pace = Pace()
         self._notes_to = self.step_time if isinstance(self.step_time, ReplicaStepTime) else None
         self._asks_spread = asks_spread(self.step_time)
         self.place, self.index, self.role = place, index, role
@@ -106,6 +109,8 @@ class ReplicaParts:
         rank = place if rank is None else rank
         self._turn = Phase.SCHEDULE + rank + (_LATE if passes_late else 0)
         self._watched = watched
+        self._prefills_too = prefills_too  # of a decode replica: not only who was preempted waits
+        self._has_sent = False  # in this pass, while somebody waits
         self._step_end = Phase.STEP_END + rank
         self._bell = Doorbell(env)
         self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
@@ -173,6 +178,14 @@ class ReplicaParts:
     def _alone_ns(self, tokens: int) -> int:
         """Length of a step that prefills so many tokens of one prompt from its start, ns."""
         return self.spec.step_time.step_ns(StepWork([(tokens, 0)]), 0)
+
+    # --- its pace
+
+    def _set_pace(self, pace: Pace) -> None:
+        """Iterations that start from now on have this pace."""
+        self._pace = pace
+        own = self._own_step_time
+        self.step_time = PacedStepTime(own, pace) if pace else own
 
     # --- the decode group
 

@@ -10,13 +10,15 @@ from sim.policy import Policy
 from sim.queue import FirstCome, QueueOrder
 from sim.records import Lifetime
 from sim.request import Request
+from sim.startup import Startup
 from sim.step_time import StepTimeModel
 
 if TYPE_CHECKING:
     from sim.replica import Replica
+    from sim.topology import Seat
 
 UP, DRAINING, FAILED, GONE, STARTING = "up", "draining", "failed", "gone", "starting"
-"""Conditions of a replica: only one that is up takes requests (rules 78 and 82)."""
+"""Conditions of a replica: only one that is up takes requests (rules 78 and 82, `sim.startup`)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class ReplicaSpec:
         disk_write_bytes_per_s: The other way; None: the same.
         nic_bytes_per_s: Of its network, each direction, where transfers share links; None: that of
             the transfer (rule 63).
+        startup: What passes before it serves, where it starts during a run.
+        seat: What it needs where the cluster has a topology; else None.
         kind: Class of the replica, for one that iterates in another way; None for `Replica`.
     """
 
@@ -54,14 +58,16 @@ class ReplicaSpec:
     disk_read_bytes_per_s: float | None = None
     disk_write_bytes_per_s: float | None = None
     nic_bytes_per_s: float | None = None
+    startup: Startup = field(default_factory=Startup)
+    seat: Seat | None = None
     kind: type[Replica] | None = None
 
 
 class Surroundings(Protocol):
     """What a replica asks of the cluster around it."""
 
-    def pull(self, replica: Replica) -> None:
-        """Start the transfers for which the replica has room now (decode role)."""
+    def pull(self, replica: Replica) -> bool:
+        """Start the transfers for which the replica has room now (decode role); whether any did."""
         ...
 
     def loading(self, replica: Replica) -> bool:

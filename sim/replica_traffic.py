@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from fractions import Fraction
 
 from sim.clock import now_ns
 from sim.errors import ConfigError
 from sim.flight import Flight
+from sim.pace import Pace
 from sim.records import Ahead, Lifetime
 from sim.replica_ends import ReplicaEnds, by_seat
 from sim.replica_spec import DRAINING
 from sim.request import NEVER, Request
+from sim.startup import WarmUp
 
 
 class ReplicaTraffic(ReplicaEnds):
@@ -52,7 +56,7 @@ class ReplicaTraffic(ReplicaEnds):
         self.expected[ahead.request] = ahead
         self.outstanding += 1
         self._known_tokens += ahead.request.known_tokens
-        if self._cache is not None and self.in_flight:
+        if self._watched and self._cache is not None and self.in_flight:
             self._cut()
 
     def gives_up(self, ahead: Ahead) -> None:
@@ -63,6 +67,8 @@ class ReplicaTraffic(ReplicaEnds):
 
     def expect_no_more(self, ahead: Ahead) -> None:
         """What was reserved for a request that will not come is free."""
+        if ahead.request not in self.expected:  # the replica has failed since
+            return
         if not ahead.given_up:
             self.gives_up(ahead)
         del self.expected[ahead.request]
@@ -71,6 +77,8 @@ class ReplicaTraffic(ReplicaEnds):
             self.kv.release(ahead.request)
             self.relieved()
             self.notify()
+        if self.condition == DRAINING and self.empty:
+            self._surroundings.emptied(self._this)
 
     def reserve(self, ahead: Ahead) -> None:
         """Phase (4), the passes of this pool being over: take blocks for what will be pushed."""
@@ -95,7 +103,9 @@ class ReplicaTraffic(ReplicaEnds):
 
     def _may_find_more(self) -> bool:
         """Whether what runs here may help somebody for whom there is no room yet."""
-        if any(a.found_tokens is None and not a.given_up for a in self.expected.values()):
+        if self._watched and any(
+            a.found_tokens is None and not a.given_up for a in self.expected.values()
+        ):
             return True
         return self._surroundings.may_find_more(self._this)
 
@@ -163,6 +173,19 @@ class ReplicaTraffic(ReplicaEnds):
         if self.condition == DRAINING and self.empty:
             self._surroundings.emptied(self._this)
 
+    # --- its pace
+
+    def slow_down(self, factor: Fraction) -> None:
+        """Phase (2c): iterations that start from now on take so much longer (`sim.pace`)."""
+        self._set_pace(replace(self._pace, factor=factor))
+        if self.in_flight:
+            self.notify()
+
+    def begin_warm_up(self, warm_up: WarmUp) -> None:
+        """It has started: its first iterations are slower (`sim.startup`)."""
+        if warm_up:
+            self._set_pace(Pace(warm_up=warm_up, first=self.iterations))
+
     # --- what is lost
 
     def void(self) -> None:
@@ -202,6 +225,7 @@ class ReplicaTraffic(ReplicaEnds):
         self.lost_blocks_then += self.kv.lost_blocks
         self._timer.call_off()
         self._timer_ns = NEVER
+        self._set_pace(Pace())
         self._set_up()
         if self.host_link is not None:
             self.host_link.moved_bytes = moved_bytes

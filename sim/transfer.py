@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.carrier import OnTheWay
 from sim.clock import Instant, Phase
-from sim.links import Flow
 from sim.records import Lifetime
 from sim.replica import Replica
 from sim.request import Request
@@ -26,29 +26,37 @@ class TransferSpec:
 
     Attributes:
         bandwidth_bytes_per_s: Bytes per second that each transfer has to itself; where links are
-            shared, that of each direction of a replica's NIC which does not say its own.
-        latency_s: Seconds before the first byte.
+            shared, that of each direction of a replica's NIC which does not say its own. None with
+            a topology, whose links say it.
+        latency_s: Seconds before the first byte; with a topology, those of the path come after.
         recompute_last_token: The decode side computes the last prompt token again and its first
             step emits token 1, as in vLLM with NIXL (rule 38).
         shares_links: Transfers share the NICs of their replicas max-min fairly (`sim.links`): each
-            crosses the source's outgoing and the target's incoming direction (rules 39 and 63).
+            crosses the source's outgoing and the target's incoming direction (rules 39 and 63), or
+            with a topology the links between their GPUs (`sim.topology`).
         push: The decode replica is chosen on arrival, its blocks are reserved when the prefill is
             admitted, which waits for that, and the KV is sent when the prefill ends (rules 39, 69,
             70 and 76). Else the decode replica pulls (rule 32).
         blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
             sends for the KV of one request, after those loaded have joined, before its policy
             decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
+        decode_first: The decode replica is chosen on arrival, before the prefill replica, as by the
+            routers of llm-d and Dynamo, and not when the prefill ends (against rule 28): from then
+            on the request counts on both sides (rule 69). Where none takes requests, or the chosen
+            one fails before the prefill ends, one is chosen then (rule 83).
     """
 
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: float | None
     latency_s: float = 0.0
     recompute_last_token: bool = False
     shares_links: bool = False
     blocks_decode: bool = False
     push: bool = False
+    decode_first: bool = False
 
     def duration_ns(self, num_bytes: int) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
+        assert self.bandwidth_bytes_per_s is not None
         return max(1, round((self.latency_s + num_bytes / self.bandwidth_bytes_per_s) * 1e9))
 
     @property
@@ -79,7 +87,7 @@ class Transfer:
         target: Decode replica, which has reserved blocks.
         num_bytes: Whole blocks of the source, but those that the target has cached.
         start_ns: When it was sent.
-        end: The wake-up at its end; on shared links, its flow.
+        end: The wake-up at its end; on shared links, what is on the way there.
     """
 
     life: Lifetime
@@ -89,7 +97,7 @@ class Transfer:
     target: Replica
     num_bytes: int
     start_ns: int
-    end: Instant | Flow | None = None
+    end: Instant | OnTheWay | None = None
 
     def move_end(self, delay_ns: int) -> None:
         """Let it end `delay_ns` from now instead; only where it has its link to itself."""

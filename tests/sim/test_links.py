@@ -130,10 +130,11 @@ def test_rates_have_the_mark_of_max_min_fairness(case: tuple[list[float], list[S
     bandwidths, sent = case
     shared = SharedLinks(Clock(initial_time=0))
     links = [Link(b) for b in bandwidths]
-    flows = [Flow(shared, [links[k] for k in x.path], i, 0, print) for i, x in enumerate(sent)]
+    paths = [{links[k]: 1 for k in x.path} for x in sent]
+    flows = [Flow(shared, path, (i, 0), 0, print) for i, path in enumerate(paths)]
     for flow in flows:
         for link in flow.path:
-            link.flows[flow] = None
+            link.flows[flow] = 1
     rates = dict(fair_rates(links))
     assert set(rates) == set(flows)
     full = {link for link in links if sum(rates[f] for f in link.flows) == link.bytes_per_ns}
