@@ -176,7 +176,13 @@ class LiveCluster:
         self._again = again = transfer is not None and transfer.recompute_last_token
         alone = transfer is not None and transfer.blocks_decode
         role = "both" if spec.decode is None else "prefill"
-        self.entry = self._build(spec.entry, role, "router", withholds_first_token=again)
+        self.entry = self._build(
+            spec.entry,
+            role,
+            "router",
+            withholds_first_token=again,
+            tells_chunks=transfer is not None and transfer.overlap == "chunked",
+        )
         self.decode = (
             None
             if spec.decode is None
@@ -466,6 +472,17 @@ class LiveCluster:
         if self.between is not None:
             self.between.left_early(life)
 
+    def preempted(self, life: Lifetime) -> None:
+        """A request that goes on elsewhere is preempted on its prefill replica."""
+        if self.between is not None and self.between.streams is not None:
+            self.between.streams.called_off(life)
+
+    def computed(self, replica: Replica, request: Request, life: Lifetime) -> None:
+        """A chunk of a prompt that goes on elsewhere is computed, and it is not the last."""
+        assert self.between is not None
+        assert self.between.streams is not None
+        self.between.streams.computed(replica, request, life)
+
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """The request has emitted all it emits here and moves to the decode pool."""
         assert self.between is not None
@@ -494,7 +511,7 @@ class LiveCluster:
 
     def may_help(self, replica: Replica) -> bool:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
-        if self.between is not None and self.between.transfers:
+        if self.between is not None and self.between.any_sent_whole():
             return True
         if self.impatient or self.changes.may_help():
             return True

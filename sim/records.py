@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sim.flight import Flight
     from sim.network import LinkUse
     from sim.replica import Replica
+    from sim.transfer import Transfer
 
 STATES = ("finished", "rejected", "cancelled", "failed", "unfinished")
 FINISHED, REJECTED, CANCELLED, FAILED, UNFINISHED = range(5)
@@ -82,12 +83,14 @@ class Ahead:
         target: The decode replica.
         found_tokens: Tokens found cached there when blocks were reserved; None before.
         given_up: It has ended before its prefill did, and counts there no more.
+        stream: Its KV that is already on the way, if some is sent while the prefill goes on.
     """
 
     request: Request
     target: Replica
     found_tokens: int | None = None
     given_up: bool = False
+    stream: Transfer | None = None
 
 
 class Lifetime:

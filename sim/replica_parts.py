@@ -74,6 +74,7 @@ class ReplicaParts:
         loads_alone: bool = False,
         passes_late: bool = False,
         watched: bool = False,
+        tells_chunks: bool = False,
         prefills_too: bool = False,
         fast_forward: bool = True,
         check: bool = False,
@@ -103,6 +104,7 @@ class ReplicaParts:
         self._late = self.policy.deliver_at_batch_end
         self._withholds = withholds_first_token
         self._loads_alone = loads_alone
+        self._tells_chunks = tells_chunks
         self._finish_seq = 0
         self.condition = UP
         self.joined_ns, self.left_ns = now_ns(env), NEVER
@@ -217,6 +219,8 @@ class ReplicaParts:
     ) -> None:
         """Called by the state when the policy preempts; `ticks` are those in the decode group."""
         life = self.lives[request]
+        if life.ahead is not None:
+            self._surroundings.preempted(life)
         life.preemptions += 1
         life.recomputed_tokens += lost_tokens
         life.lost_tokens = lost_tokens
