@@ -36,6 +36,7 @@ from sim.records import (
 from sim.replica import Replica
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Identity, Request
+from sim.scaling import Scaler
 from sim.snapshot import Snapshots
 from sim.topology import Topology
 from sim.transfer import TransferSpec
@@ -190,6 +191,8 @@ class LiveCluster:
         self._gate: Gate | None = None
         if spec.admission is not None:
             self._gate = Gate(spec.admission, self.entry.replicas, self.entry.views)
+        self._told: list[list[Lifetime]] = []  # who keeps requests that have ended
+        self._scale()
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
@@ -232,12 +235,33 @@ class LiveCluster:
             self.between.join(replica)
         return replica
 
-    def add(self, pool: Pool, like: Replica) -> Replica:
-        """One more replica, made as another of the pool, joins it (rule 82)."""
-        replica = self._replica(like.spec, like.role, len(pool.replicas))
-        pool.replicas.append(replica)
-        if pool.snapshots is not None:
-            pool.snapshots.add(replica)
+    def _scale(self) -> None:
+        """Let the pools grow and shrink that do so by themselves."""
+        for pool in (self.entry, self.decode):
+            if pool is not None and pool.spec.scaling is not None:
+                self.changes.refuse_push("autoscale")
+                pool.scaler = Scaler(self, pool, pool.spec.scaling)
+
+    def tell_ends(self, ended: list[Lifetime]) -> None:
+        """Put requests there when they end."""
+        self._told.append(ended)
+
+    def requests_without_replica(self, pool: Pool) -> Iterable[Request]:
+        """Requests that wait for a replica of the pool to come up, as it would see them."""
+        if pool is self.entry:
+            return (self.request_of(life, at_entry=True) for life in self.changes.at_router)
+        return () if self.between is None else (pull.request for pull in self.between.stranded)
+
+    def without_replica(self, pool: Pool) -> int:
+        """How many these are."""
+        if pool is self.entry:
+            return len(self.changes.at_router)
+        return 0 if self.between is None else len(self.between.stranded)
+
+    def add(self, pool: Pool, like: Replica, spec: ReplicaSpec | None = None) -> Replica:
+        """One more replica joins a pool, made as another there, or of a spec (rule 82)."""
+        replica = self._replica(spec or like.spec, like.role, len(pool.replicas))
+        pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)
         return replica
@@ -291,7 +315,7 @@ class LiveCluster:
             self._predict(life, request)
         self.live[arrival.index] = life
         if not self.place(life, request, offered):
-            self.changes.at_router.append(life)
+            self.changes.wait(life)
         if patience_ns is not None:
             self.impatient += 1
             life.cancellation = Instant(self.env, patience_ns, Phase.CANCEL + arrival.index)
@@ -411,6 +435,8 @@ class LiveCluster:
             life.cancellation.call_off()
         self.live.pop(life.arrival.index, None)
         self.ended += 1
+        for ended in self._told:
+            ended.append(life)
         if self._progress is not None and self.ended % _TELL_EVERY == 0:
             self._progress(now_ns, self.ended)
         if self.recorder.record.events:
@@ -534,6 +560,8 @@ class LiveCluster:
                 ),
                 found_tokens=replica.found_tokens,
                 asked_tokens=replica.asked_tokens,
+                joined_ns=replica.joined_ns,
+                left_ns=replica.left_ns,
             )
             for replica in self.replicas
         ]

@@ -136,6 +136,7 @@ class HandOver:
             replica = live.decode.route(request) if ahead is None else ahead.target
             if replica is None:
                 self.stranded.append(pull)
+                live.changes.ask(live.decode)
                 continue
             request.joined_ns = now_ns(live.env)
             life.decode_replica = replica.place
