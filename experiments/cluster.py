@@ -15,9 +15,11 @@ from experiments import (
     host_link,
     parts,
     pipeline,
+    prefix_fetch,
     schema,
     startup,
     step_times,
+    transfers,
 )
 from experiments.explain import placed
 from experiments.names import brief
@@ -32,7 +34,6 @@ from sim.pipeline import PipelineReplica
 from sim.policy import Policy
 from sim.pool import PoolSpec
 from sim.replica_spec import ReplicaSpec
-from sim.transfer import TransferSpec
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork
@@ -107,14 +108,16 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     predictor = None
     if experiment.predictor is not None:
         predictor = parts.predictor(experiment.predictor, where("predictor"), folder)
+    entry = built.get("colocated") or built["prefill"]
     cluster = Cluster(
-        entry=built.get("colocated") or built["prefill"],
+        entry=entry,
         decode=built.get("decode"),
-        transfer=None if transfer is None else _transfer(experiment),
+        transfer=None if transfer is None else transfers.spec_of(transfer, model, where),
         predictor=predictor,
         admission=_admission(experiment, where),
         on_failure=experiment.on_failure,
         local_prefill=conditional.local_prefill(experiment, where),
+        prefix_fetch=prefix_fetch.spec_of(experiment, entry, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -221,6 +224,11 @@ def _pool(
     if role == "decode" and experiment.decode_router is not None:
         named, key = experiment.decode_router, "decode_router"
     router = parts.router(named, where(key), folder)
+    if role == "decode" and router.places_prefills:
+        raise ConfigError(
+            f"{where('decode_router')}: {named['name']}: chooses where to prefill, which says "
+            "nothing of decode replicas; try least-kv"
+        )
     snapshot_ns = round(experiment.router_snapshot_s * 1e9)
     if 0 < experiment.router_snapshot_s < SHORTEST_SNAPSHOT_S:
         raise ConfigError(
@@ -283,20 +291,6 @@ def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.Ea
         {name: round(limit_s * 1e9) for name, limit_s in early.classes.items()},
         early.prefill_tokens_per_s,
         early.counts_cached,
-    )
-
-
-def _transfer(experiment: Experiment) -> TransferSpec:
-    transfer = experiment.pools.transfer
-    assert transfer is not None
-    return TransferSpec(
-        bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
-        latency_s=transfer.latency_s,
-        recompute_last_token=transfer.recompute_last_token,
-        shares_links=transfer.sharing == "max-min",
-        blocks_decode=transfer.blocks_decode,
-        push=transfer.start == "push",
-        decode_first=transfer.decode_first,
     )
 
 

@@ -351,8 +351,13 @@ class Transfer(Strict):
     """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
     side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
     only when its blocks are reserved there."""
-    overlap: Literal["none"] = "none"
-    """The KV moves after the prefill has ended."""
+    overlap: Literal["none", "layerwise", "chunked"] = "none"
+    """``none``: the KV moves after the prefill has ended. With ``start: push`` also ``layerwise``:
+    all layers but the last one flow from the start of the prefill on (Splitwise, Mooncake), and
+    ``chunked``: what a chunk of a prefill has computed is sent when its step ends (SGLang)."""
+    layerwise_above_tokens: Natural = 0
+    """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
+    by layer (Splitwise)."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly."""
@@ -374,6 +379,20 @@ class LocalPrefill(Strict):
     """Those with at most so many prompt tokens that are not cached there."""
     max_queue: Count | None = None
     """All, while at least so many requests wait in the queues of the prefill pool."""
+
+
+class PrefixFetch(Strict):
+    """A global prefix cache: a replica fetches what another one of its pool has of a prompt's
+    prefix, and the request waits for that (`sim.prefix_fetch`)."""
+
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bytes per second of one fetch; where transfers share links, only what the router mooncake
+    reckons with. Default: the transfer's, which is needed where there is none."""
+    latency_s: NotNegative | None = None
+    """Paid once per fetch. Default: the transfer's, or 0."""
+    balancing_threshold: Ratio = 1.0
+    """What another replica has is fetched if it is more than so many times what the replica has
+    itself; 1: whenever it is more."""
 
 
 class TokenBucket(Strict):
@@ -519,6 +538,9 @@ class Common(Strict):
     router_snapshot_s: NotNegative = 0.0
     """Routers see the state that replicas had at the last multiple of this, beside what they know
     themselves: what they sent where, and what has ended. 0: the state as it is; else from 0.001."""
+    prefix_fetch: PrefixFetch | None = None
+    """Let replicas that requests arrive at fetch prefixes from each other's caches, such as
+    {bandwidth_bytes_per_s: 50e9}. Default: each has its own only."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import changes, cluster, conditional, hashes, pipeline
+from experiments import changes, cluster, conditional, hashes, pipeline, prefix_fetch
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.notes import thrashing
@@ -155,6 +155,7 @@ def run_variant(
     notes += _of_preemptions(result)
     notes += changes.report(result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
+    notes += prefix_fetch.report(experiment, result, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
     bundle.wallclock = {
@@ -279,6 +280,7 @@ def _bundle(
     windows: Windows,
 ) -> Bundle:
     requests = _with_trace(result.requests, workload.trace)
+    requests |= prefix_fetch.of_requests(experiment, result)
     mask = windows.mask(requests["arrival_ns"])
     gaps = _gaps(result, *class_groups(requests, mask))
     groups, tenants = tenant_groups(requests, mask)
@@ -297,6 +299,7 @@ def _bundle(
         windows=windows,
         work=cluster.work(experiment, folder),
         rates=rates_of(experiment),
+        transfers=result.transfers,
     )
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),

@@ -34,6 +34,7 @@ class Conductor(Router):
     """
 
     sees_contents = True
+    places_prefills = True
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """The one that would emit the first token first."""

@@ -217,6 +217,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
         changes=columns(recorder.changes, CHANGE_COLUMNS),
         fetches=columns(recorder.fetches, FETCH_COLUMNS),
+        fetches_without_room=0 if live.fetches is None else live.fetches.without_room,
         links=() if live.network is None else live.network.uses(end_ns),
         decisions=recorder.decisions,
         logs=logs,

@@ -599,10 +599,12 @@ class Router:
         sees_contents: It asks for `ReplicaView.cached_tokens`, so it needs the exact state.
         sees_state: It asks for more than `index`, `outstanding` and `serves`, so that a snapshot
             interval makes a difference to it.
+        places_prefills: It reckons with prefills alone, so it is no router of a decode pool.
     """
 
     sees_contents: ClassVar[bool] = False
     sees_state: ClassVar[bool] = True
+    places_prefills: ClassVar[bool] = False
 
     def check(self, replicas: int) -> None:
         """Raise `ConfigError` if these options cannot work on a pool of that many replicas."""
