@@ -18,6 +18,7 @@ from sim.metrics import NS_PER_S, Gaps, ReplicaFacts, Requests
 from sim.model_work import ModelWork, mbu, mfu
 from sim.records import STATES
 from sim.slo import SLO, Windows, request_classes, request_tenants, select, slo_attainment
+from sim.transfer_metrics import of_transfers
 
 MOST_TENANTS = 100
 """Tenants with metrics of their own in a summary: those with the most requests."""
@@ -54,6 +55,7 @@ def summarize(
     tenant_itl: Mapping[str, Gaps] | None = None,
     reuse: Mapping[str, Any] | None = None,
     rates: Rates | None = None,
+    transfers: Mapping[str, npt.NDArray[np.int64]] | None = None,
 ) -> dict[str, Any]:
     """Sum up a run as values that JSON can hold; None stands for what is undefined.
 
@@ -75,11 +77,13 @@ def summarize(
         tenant_itl: As `itl`, of each tenant.
         reuse: Of the workload (see `experiments.reuse`); None where it is not known.
         rates: Prices and power of the pools; None where neither money nor energy is asked for.
+        transfers: Columns `sim.records.TRANSFER_COLUMNS`; None or empty where no KV moved.
 
     Returns:
         Keys in a fixed order: counts, window, hardware, verdict, targets, the metrics over all
         measured requests (``overall``), per class (``classes``) and per tenant (``tenants``, at
-        most `MOST_TENANTS`); each empty where there is only one. With `rates`, ``pools``.
+        most `MOST_TENANTS`); each empty where there is only one. With `rates`, ``pools``; where KV
+        moved, ``transfers`` (`sim.transfer_metrics`).
     """
     slo, windows = slo or SLO(), windows or Windows()
     mask = windows.mask(requests["arrival_ns"])
@@ -116,9 +120,20 @@ def summarize(
         "tenants": _parts(measured, request_tenants(measured), tenant_itl or {}, slo, run),
         **({} if rates is None else {"pools": _pools(of_pools, rates)}),
         **({} if reuse is None else {"reuse": _curve_of(reuse)}),
+        **_of_transfers(transfers, measured),
     }
     jsonable: dict[str, Any] = _jsonable(summary)
     return jsonable
+
+
+def _of_transfers(
+    transfers: Mapping[str, npt.NDArray[np.int64]] | None, measured: Requests
+) -> dict[str, Any]:
+    """The transfers of measured requests, where any KV moved."""
+    if transfers is None or not len(transfers["request"]):
+        return {}
+    counts = np.isin(transfers["request"], measured["index"])
+    return {"transfers": of_transfers({name: column[counts] for name, column in transfers.items()})}
 
 
 def _pools(costs: Mapping[str, Mapping[str, float]], rates: Rates) -> dict[str, Any]:
@@ -192,7 +207,7 @@ def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, A
     met = int(slo.met(requests).sum()) if slo.has_targets else math.nan
     return {
         **{key: metrics.distribution(f(requests)) for key, f in metrics.PER_REQUEST.items()},
-        **_of_transfers(requests),
+        **_of_moves(requests),
         "itl": metrics.gap_distribution(gaps),
         "throughput_out": out,
         "throughput_in": into,
@@ -210,7 +225,7 @@ def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, A
     }
 
 
-def _of_transfers(requests: Requests) -> dict[str, Any]:
+def _of_moves(requests: Requests) -> dict[str, Any]:
     return {
         name: metrics.distribution(requests[f"{name}_s"])
         for name in ("decode_wait", "transfer")
