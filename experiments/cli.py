@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from experiments.capacity_cli import capacity
 from experiments.guard import FAILED, guarded
 from experiments.profile_cli import profile_app
 from experiments.validate_cli import validate
@@ -31,6 +32,7 @@ trace_app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
+app.command()(capacity)
 
 Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
 Settings = Annotated[

@@ -21,6 +21,7 @@ from sim.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from experiments.capacity.command import Found
     from experiments.tables import Comparison
 
 # --- running
@@ -300,6 +301,19 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str] | None:
             raise ConfigError(f"{option} {text}: expected ours=theirs, such as prompt_tokens=input")
         found[ours.strip()] = theirs.strip()
     return found or None
+
+
+def print_found(found: Found, out: Path, *, as_json: bool) -> None:
+    """Print what a search of the capacity found, and keep it beside the points."""
+    from experiments.tables import show
+
+    bundle.write_values(out / "capacity.json", found.values)
+    if as_json:
+        _print_json(found.values)
+        return
+    show(found.table, _console())
+    _print(found.cost)
+    _print(f"results: {out}")
 
 
 # --- names and metrics

@@ -80,12 +80,26 @@ def jobs_of(plan: Plan, out: Path) -> list[Job]:
     prints = fingerprints(plan.variants, plan.folder)
     names = folders_of([experiment.label for experiment in plan.variants])
     for position, (experiment, its) in enumerate(zip(plan.variants, prints, strict=True)):
-        job = Job(experiment, position, out / names[position], its, plan.source)
-        job.damage = _damage(job)
-        if not job.damage and _valid(job):
-            job.state = "reused"
+        job = job_in(out / names[position], experiment, its, plan.source)
+        job.position = position
         jobs.append(job)
     return jobs
+
+
+def job_in(folder: Path, experiment: Experiment, prints: Fingerprint, source: str) -> Job:
+    """A job whose results go to a folder; `reused` if they are there and still valid.
+
+    Args:
+        folder: Of the bundle.
+        experiment: What to run.
+        prints: Hashes of all that its results depend on.
+        source: The config, for messages.
+    """
+    job = Job(experiment, 0, folder, prints, source)
+    job.damage = _damage(job)
+    if not job.damage and _valid(job):
+        job.state = "reused"
+    return job
 
 
 def _damage(job: Job) -> str:
