@@ -213,6 +213,15 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
     _write_json(path, values)
 
 
+def read_values(path: Path) -> dict[str, Any]:
+    """Read what `write_values` wrote.
+
+    Raises:
+        BundleError: It cannot be read, or is of a version that is not read.
+    """
+    return _read_json(path)
+
+
 def partial_folder(folder: Path) -> Path:
     """Where a bundle is written before it is complete."""
     return folder.with_name(f".{folder.name}.partial")

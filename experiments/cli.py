@@ -172,6 +172,8 @@ def table(
 
     heads = [bundle.read_head(folder) for folder in outcome.finished(folders)]
     outcome.table(heads, format, request_class, outcome.answers(folders), by)
+    if format is None and request_class is None and by is None:
+        outcome.print_repeated_below(folders)
 
 
 @app.command()

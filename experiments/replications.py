@@ -25,5 +25,6 @@ def seed_of(seed: int, replication: int) -> int:
 
 
 def replicate(experiment: Experiment, replication: int) -> Experiment:
-    """The experiment of one replication."""
-    return experiment.model_copy(update={"seed": seed_of(experiment.seed, replication)})
+    """The experiment of one replication: a run of its own."""
+    changed = {"seed": seed_of(experiment.seed, replication), "replications": 1}
+    return experiment.model_copy(update=changed)

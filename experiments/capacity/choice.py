@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.capacity.evaluate import Evaluator, Tell, Wanted, check_drawn
-from experiments.capacity.goal import Goal, Quantity
+from experiments.capacity.goal import Goal
 from experiments.capacity.judge import Evaluation, growing, judge
 from experiments.config import slug
+from experiments.quantity import Quantity
 from experiments.schema import Experiment
 from experiments.statistics.intervals import Refusal
 from experiments.statistics.pairs import Difference, paired_difference

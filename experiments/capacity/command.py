@@ -11,10 +11,11 @@ from typing import Any
 from experiments.capacity import report
 from experiments.capacity.choice import Candidate, Choice, choose, keys_said, splits_of
 from experiments.capacity.evaluate import Evaluator, Tell
-from experiments.capacity.goal import Goal, Term, read_goal, read_quantity
+from experiments.capacity.goal import Goal, Term, read_goal
 from experiments.capacity.highest import Edge, search_edges
 from experiments.capacity.varied import LoadPlan, Varied, key_of, rate_of, with_keys
 from experiments.config import Plan, load
+from experiments.quantity import read_quantity
 from experiments.tables import Comparison
 from sim.errors import ConfigError
 

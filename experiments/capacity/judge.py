@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.bundle import Bundle
-from experiments.capacity.goal import Goal, Sample, Term
+from experiments.capacity.goal import Goal, Term
 from experiments.capacity.search import Judged
+from experiments.quantity import Sample
 from experiments.statistics.intervals import Interval, Refusal
 from experiments.verdict import MIN_REQUESTS
 from sim.errors import ConfigError

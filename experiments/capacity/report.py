@@ -8,9 +8,10 @@ from typing import Any
 
 from experiments.capacity.choice import Choice, Rated
 from experiments.capacity.evaluate import Evaluator
-from experiments.capacity.goal import Goal, Quantity
+from experiments.capacity.goal import Goal
 from experiments.capacity.highest import Edge, Point
 from experiments.capacity.judge import Finding
+from experiments.quantity import Quantity
 from experiments.statistics.intervals import Interval, Refusal
 from experiments.statistics.pairs import Difference
 from experiments.tables import Column, Comparison, three_digits

@@ -198,7 +198,8 @@ def share(groups: Groups, confidence: float = CONFIDENCE) -> Interval | Refusal:
     few = min(estimate, 1 - estimate)
     if few == 0:
         return Refusal(estimate, f"all {len(pooled):,} are alike")
-    if (refusal := _too_few_beyond(rarer, 1 - few, estimate)) is not None:
+    what = "the rarer outcome counts"
+    if (refusal := _too_few_beyond(rarer, 1 - few, estimate, what)) is not None:
         return refusal
     low, high = _ends_of_share(rarer, _student(len(groups), confidence))
     low = max(low, 0.0)
@@ -340,12 +341,14 @@ def _too_dependent(groups: Groups, estimate: float) -> Refusal | None:
     return Refusal(estimate, why, needs_requests=needed)
 
 
-def _too_few_beyond(beyond: Groups, p: float, estimate: float) -> Refusal | None:
+def _too_few_beyond(
+    beyond: Groups, p: float, estimate: float, what: str = "values beyond it count"
+) -> Refusal | None:
     total = sum(len(values) for values in beyond)
     effective = total * min(p, 1 - p) / correlation_factor(beyond)
     if effective >= LEAST_BEYOND:
         return None
     more = LEAST_BEYOND / effective
     shortest = min(len(values) for values in beyond)
-    why = f"values beyond it count as {effective:.2g} independent ones"
+    why = f"{what} as {effective:.2g} independent ones"
     return Refusal(estimate, why, math.ceil(len(beyond) * more), math.ceil(shortest * more))

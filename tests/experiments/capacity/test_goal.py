@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.capacity.goal import Sample, read_goal, read_quantity
+from experiments.capacity.goal import read_goal
+from experiments.quantity import Sample, read_quantity
 from experiments.statistics.intervals import Interval, Refusal
 from sim.errors import ConfigError
 
