@@ -178,6 +178,21 @@ def table(
 
 @app.command()
 @guarded
+def compare(
+    first: Annotated[Path, typer.Argument(help="Results of one variant.")],
+    second: Annotated[Path, typer.Argument(help="Results of another, of whatever run.")],
+    json: AsJson = False,
+) -> None:
+    """Say how two results differ: their configs, and their numbers if that is no noise."""
+    from experiments import outcome
+    from experiments.compare_runs import comparison, read_variant, values
+
+    one, other = read_variant(first), read_variant(second)
+    outcome.print_comparison(None if json else comparison(one, other), lambda: values(one, other))
+
+
+@app.command()
+@guarded
 def plot(
     folders: Folders,
     out: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +178,16 @@ def print_repeated_below(folders: Iterable[Path]) -> None:
         if (folder / REPEATED).is_file():
             known = bundle.read_values(folder / REPEATED)["folders"]
             _print_repeated(read_repeated(folder, known))
+
+
+def print_comparison(comparison: Comparison | None, values: Callable[[], dict[str, Any]]) -> None:
+    """Print a comparison of two results, or where there is none its values as JSON."""
+    from experiments.tables import show
+
+    if comparison is None:
+        _print_json(values())
+    else:
+        show(comparison, _console())
 
 
 def _print_repeated(variants: Sequence[Repeated]) -> None:

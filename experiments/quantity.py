@@ -58,24 +58,30 @@ class Quantity:
         Raises:
             ConfigError: The run does not have this class or metric.
         """
-        requests = self._measured(bundle)
-        key = self.metric.key
-        in_order = np.argsort(requests["arrival_ns"], kind="stable")
-        if key == "slo_attainment":
-            return Sample(_met(bundle, requests, self.request_class)[in_order], math.nan)
-        if not self.statistic:
-            return Sample(None, self._single(bundle))
-        if key == "itl":
-            if lost_are_late and self.statistic in ("mean", "max") and _lost(requests).any():
-                return Sample(None, math.inf)
-            return Sample(None, self._of_gaps(_gaps(bundle, self.request_class)))
-        if key in PER_REQUEST:
-            values = PER_REQUEST[key](requests)
-            if lost_are_late:
-                values = np.where(_lost(requests), np.inf, values)
-            values = values[in_order]
+        values = self.per_request(bundle, lost_are_late=lost_are_late)
+        if values is not None:
+            arrival_ns = self._measured(bundle)["arrival_ns"]
+            values = values[np.argsort(arrival_ns, kind="stable")]
             return Sample(values[~np.isnan(values)], math.nan)
-        return Sample(None, self._single(bundle))
+        if self.metric.key != "itl":
+            return Sample(None, self._single(bundle))
+        late = lost_are_late and self.statistic in ("mean", "max")
+        if late and _lost(self._measured(bundle)).any():
+            return Sample(None, math.inf)
+        return Sample(None, self._of_gaps(_gaps(bundle, self.request_class)))
+
+    def per_request(self, bundle: RunBundle, *, lost_are_late: bool) -> Floats | None:
+        """Its value of each measured request in the order of the table, NaN where it has none.
+
+        None if it is no quantity of single requests. Arguments and errors as of `sample`.
+        """
+        requests, key = self._measured(bundle), self.metric.key
+        if key == "slo_attainment":
+            return _met(bundle, requests, self.request_class)
+        if key not in PER_REQUEST:
+            return None
+        values = PER_REQUEST[key](requests)
+        return np.where(_lost(requests), np.inf, values) if lost_are_late else values
 
     def value(self, samples: Sequence[Sample]) -> float:
         """The number over several runs: of all their values, or the mean of their numbers."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.bundle import Bundle
 from experiments.quantity import Quantity, Sample, read_quantity
-from experiments.statistics.intervals import BATCHES, Interval, Refusal, batches
+from experiments.statistics.intervals import BATCHES, Interval, Refusal, batches, mean
 from experiments.statistics.pairs import Difference, paired_difference
 from experiments.statistics.warm_up import WarmUp, mser
 from sim.errors import ConfigError
@@ -49,18 +49,20 @@ class Repeated:
     Attributes:
         label: Of the variant.
         runs: In the order of their replications.
-        drawn: Runs with other seeds differ; else only the first one counts.
+        drawn: There are several runs, and they differ; else only the first one counts.
+        given: Runs that there were, before those equal to the first were left out.
     """
 
     label: str
     runs: tuple[Bundle, ...]
     drawn: bool
+    given: int
 
     @staticmethod
     def of(label: str, runs: Sequence[Bundle]) -> Repeated:
         """Several runs of a variant, or the one that they all are."""
         drawn = len(runs) > 1 and _differ(runs[0], runs[1])
-        return Repeated(label, tuple(runs if drawn else runs[:1]), drawn)
+        return Repeated(label, tuple(runs if drawn else runs[:1]), drawn, len(runs))
 
     def samples(self, quantity: Quantity) -> list[Sample]:
         """What the runs say of a quantity; of one run, what its batches say if they can.
@@ -121,14 +123,52 @@ def _finished_e2e(run: Bundle) -> tuple[Any, Any]:
 
 
 def difference(one: Repeated, other: Repeated, quantity: Quantity) -> Difference | Refusal:
-    """Another variant against one, over the runs with the same seeds."""
-    if not (one.drawn and other.drawn) or len(one.runs) != len(other.runs):
-        return Refusal(math.nan, "their runs are not pairs of the same seeds")
-    first, second = (
-        quantity.of_runs([quantity.sample(run, lost_are_late=False) for run in each.runs])
-        for each in (one, other)
-    )
-    return paired_difference(first, second)
+    """Another variant against one: over runs with the same seeds, or over the same requests.
+
+    Where there is one run of each, and both served the same requests at the same times, the mean
+    has an interval of the differences request by request, in `BATCHES` parts of the run, and a
+    percentile one of its differences part by part.
+    """
+    seeds = [[run.config["seed"] for run in each.runs] for each in (one, other)]
+    if one.drawn and other.drawn and seeds[0] == seeds[1]:
+        first, second = (
+            quantity.of_runs([quantity.sample(run, lost_are_late=False) for run in each.runs])
+            for each in (one, other)
+        )
+        return paired_difference(first, second)
+    if len(one.runs) != 1 or len(other.runs) != 1 or not _same_requests(one.runs[0], other.runs[0]):
+        return Refusal(math.nan, "they served other requests, or at other times")
+    for each in (one, other):
+        if quantity.percentile is not None and isinstance(own := each.interval(quantity), Refusal):
+            return own
+    return _over_requests(one.runs[0], other.runs[0], quantity)
+
+
+def _same_requests(one: Bundle, other: Bundle) -> bool:
+    first, second = one.requests, other.requests
+    if len(first["index"]) != len(second["index"]):
+        return False
+    return all((first[x] == second[x]).all() for x in ("index", "arrival_ns", "prompt_tokens"))
+
+
+def _over_requests(one: Bundle, other: Bundle, quantity: Quantity) -> Difference | Refusal:
+    values = [quantity.per_request(run, lost_are_late=False) for run in (one, other)]
+    first, second = values
+    if first is None or second is None or len(first) != len(second):
+        return Refusal(math.nan, "is no number of single requests, or of others")
+    both = ~(np.isnan(first) | np.isnan(second))
+    pairs = [batches(each[both], BATCHES) for each in (first, second)]
+    if not pairs[0]:
+        return Refusal(math.nan, "too few requests")
+    if quantity.percentile is not None:
+        return paired_difference(
+            [quantity.of_values(part) for part in pairs[0]],
+            [quantity.of_values(part) for part in pairs[1]],
+        )
+    found = mean([b - a for a, b in zip(*pairs, strict=True)])
+    if isinstance(found, Refusal):
+        return Refusal(found.estimate, found.reason, None, _times_batches(found))
+    return Difference(float(first[both].mean()), float(second[both].mean()), found)
 
 
 def compared(variants: Sequence[Repeated]) -> list[Quantity]:
@@ -163,10 +203,10 @@ def warnings(variants: Sequence[Repeated]) -> list[str]:
     notes = []
     for each in variants:
         if not each.drawn:
-            notes.append(
-                f"{each.label}: other seeds give the same run, as nothing in it is drawn; "
-                f"intervals are over {BATCHES} parts of it."
+            why = (
+                "one run" if each.given == 1 else "other seeds give the same run: nothing is drawn"
             )
+            notes.append(f"{each.label}: {why}; intervals are over {BATCHES} parts of it.")
         notes += _of_warm_up(each)
     return notes
 

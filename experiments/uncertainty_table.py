@@ -47,11 +47,9 @@ def differences_table(variants: Sequence[Repeated]) -> Comparison | None:
             rows.append((heading(quantity), *(cell or None for cell in cells)))
     if not rows:
         return None
-    notes = (
-        "Differences of runs with the same seeds, with 95 % confidence; percentiles are those of "
-        "each run.",
-    )
-    return Comparison(tuple(columns), tuple(rows), notes)
+    of = "runs with the same seeds" if first.drawn else "the same requests in one run of each"
+    note = f"Differences of {of}, with 95 % confidence; percentiles are those of each run or part."
+    return Comparison(tuple(columns), tuple(rows), (note,))
 
 
 def difference_said(one: Repeated, other: Repeated, quantity: Quantity) -> str:

@@ -137,7 +137,7 @@ def over_runs(values: Sequence[float], confidence: float = CONFIDENCE) -> Interv
         return _too_few_groups(estimate, len(numbers))
     error = float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     half = _student(len(numbers), confidence) * error
-    method = f"t over {len(numbers)} runs"
+    method = f"t over {len(numbers)} groups"
     return Interval(estimate, estimate - half, estimate + half, confidence, method, len(numbers))
 
 
@@ -326,7 +326,7 @@ def _ends_of_share(ones: Groups, t: float) -> tuple[float, float]:
 
 
 def _too_few_groups(estimate: float, groups: int) -> Refusal:
-    why = f"{groups} replication{'' if groups == 1 else 's'} say nothing of how much they differ"
+    why = f"{groups} run{' says' if groups == 1 else 's say'} nothing of how much runs differ"
     return Refusal(estimate, why, needs_replications=LEAST_GROUPS)
 
 
@@ -336,7 +336,7 @@ def _too_dependent(groups: Groups, estimate: float) -> Refusal | None:
     effective = shortest / correlation_factor(_ranks(groups))
     if effective >= LEAST_PER_GROUP:
         return None
-    why = f"a run's {shortest:,} values count as {effective:.3g} independent ones"
+    why = f"{shortest:,} successive values count as {effective:.3g} independent ones"
     needed = math.ceil(shortest * LEAST_PER_GROUP / effective)
     return Refusal(estimate, why, needs_requests=needed)
 

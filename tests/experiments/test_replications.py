@@ -139,7 +139,9 @@ def test_recorded_arrivals_have_parts_of_one_run_instead(tmp_path: Path) -> None
     assert (told["runs"], told["drawn"]) == (1, False)
     assert told["metrics"]["e2e_s.mean"]["method"] == "t over 10 groups"
     assert "no_interval" in told["metrics"]["mfu"]
-    assert told["against"]["sarathi"] == {}
+    # One run of each, of the same requests: those are paired instead of runs.
+    assert not told["against"]["sarathi"]["e2e_s.mean"]["separable"]
+    assert "throughput_out_per_gpu_tokens_per_s" not in told["against"]["sarathi"]
 
 
 def test_a_variant_named_as_their_folder_is_refused() -> None:

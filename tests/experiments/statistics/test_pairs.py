@@ -63,9 +63,7 @@ def test_two_runs_are_too_few() -> None:
 
     assert isinstance(refused, Refusal)
     assert refused.needs_replications == 3
-    assert (
-        str(refused) == "2 replications say nothing of how much they differ; needs 3 replications"
-    )
+    assert str(refused) == "2 runs say nothing of how much runs differ; needs 3 replications"
 
 
 def test_runs_of_unequal_number_are_no_pairs() -> None:
