@@ -106,11 +106,6 @@ class Changes:
 
     def expect(self, changes: int) -> None:
         """So many will be made."""
-        transfer = self._live.spec.transfer
-        if changes and transfer is not None and transfer.push:
-            raise ConfigError(
-                "transfer.start: push: a cluster that changes is not modelled with it; try pull"
-            )
         self.to_come += changes
         self.expected = self.expected or changes > 0
 
@@ -136,10 +131,7 @@ class Changes:
             return
         if replica.condition == DOWN:
             raise _refused("fail", pool, replica)
-        between = self._live.between
-        kept = [] if between is None else between.fail(replica)
-        begun, waiting = replica.fail()
-        lost = [*begun, *kept, *waiting]
+        lost = self._lose_all(replica)
         if replica.condition == UP:
             pool.missing += 1
         self._stop_loading(replica)
@@ -151,6 +143,22 @@ class Changes:
             self._live.note_event(life, LOST, replica)
         self._lost += lost
         self._call_arrivals()
+
+    def _lose_all(self, replica: Replica) -> list[Lifetime]:
+        """Whoever is on the replica, in the order of rule 79; what they have elsewhere is freed."""
+        between = self._live.between
+        if between is None:
+            begun, waiting = replica.fail()
+            return [*begun, *waiting]
+        between.lose_target(replica)
+        held, ended = replica.kept, [life for life in replica.lives.values() if life.ended]
+        begun, waiting = replica.fail()
+        for life in begun:
+            between.left_early(life)
+        kept = between.lose_source(held)
+        for life in (*waiting, *ended):
+            between.left_early(life)
+        return [*begun, *kept, *waiting]
 
     def restore(self, pool: Pool, replica: Replica) -> None:
         """A replica that failed is up again, and empty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -55,20 +56,24 @@ class HandOver:
 
     def looks_ahead(self, life: Lifetime) -> bool:
         """Whether the decode replica of a request is chosen when it arrives (rule 69)."""
-        return self.spec.push and (life.arrival.max_tokens > 1 or self.spec.recompute_last_token)
+        left = life.arrival.max_tokens - life.before
+        return self.spec.push and (left > 1 or self.spec.recompute_last_token)
 
     def look_ahead(self, life: Lifetime) -> None:
-        """Choose the decode replica of a request that will be pushed there (rule 69)."""
+        """Choose the decode replica of a request that will be pushed there (rule 69).
+
+        Where none is up that could run it, it is handed over as under pull (rule 83).
+        """
         decode = self._live.decode
         assert decode is not None
         request = self._live.request_of(life, at_entry=False)
         target = decode.route(request)
-        assert target is not None, "without changes every replica is up"
-        life.ahead = Ahead(request, target)
-        target.expect(life.ahead)
+        if target is not None:
+            life.ahead = Ahead(request, target)
+            target.expect(life.ahead)
 
     def left_early(self, life: Lifetime) -> None:
-        """A request that was to be pushed has left its prefill replica and ends (rules 70, 76)."""
+        """A request that was to be pushed has left its prefill replica (rules 70, 76 and 83)."""
         ahead, life.ahead = life.ahead, None
         if ahead is not None:
             ahead.target.expect_no_more(ahead)
@@ -122,7 +127,7 @@ class HandOver:
         """Send the KV of a request to where its blocks are reserved."""
         life, replica = pull.life, ahead.target
         assert ahead.found_tokens is not None
-        replica.place_request(pull.request, life, life.arrival.output_tokens)
+        replica.place_request(pull.request, life, life.arrival.output_tokens - life.before)
         life.ahead, life.decode_replica = None, replica.place
         self._live.note_event(life, HANDED_OVER, replica)
         self._send(pull, replica, ahead.found_tokens)
@@ -226,17 +231,9 @@ class HandOver:
         if self.stranded:
             self.call()
 
-    def fail(self, replica: Replica) -> list[Lifetime]:
-        """Phase (2c): KV on its way to the replica, or from it, is called off.
-
-        Returns:
-            Whoever's KV was kept there, in the order in which their prefills ended: it is lost.
-        """
-        self._call_off_transfers_to(replica)
-        return self._call_off_transfers_from(replica)
-
-    def _call_off_transfers_to(self, replica: Replica) -> None:
-        """Whoever has KV on its way there, or waits for it, is handed over again (rule 81)."""
+    def lose_target(self, replica: Replica) -> None:
+        """Phase (2c): whoever has KV on its way to a replica that fails, or waits for it, is handed
+        over again (rule 81); whoever is still prefilled will be as under pull (rule 83)."""
         for transfer in [t for t in self.transfers.values() if t.target is replica]:
             transfer.call_off()
             del self.transfers[transfer.request.index]
@@ -250,6 +247,20 @@ class HandOver:
             self._hand_over_again(pull)
             del replica.lives[pull.request]
         self.pulls[replica].clear()
+        if self.spec.push:
+            self._expected_no_more(replica)
+
+    def _expected_no_more(self, replica: Replica) -> None:
+        """Nobody is pushed there any more, and no admission waits for room there (rule 83)."""
+        for source in self._live.entry.replicas:
+            for life in source.lives.values():
+                if life.ahead is not None and life.ahead.target is replica:
+                    life.ahead = None
+        for pull in self.waiting:
+            if pull.life.ahead is not None and pull.life.ahead.target is replica:
+                pull.life.ahead = None
+                pull.request = self._live.request_of(pull.life, at_entry=False)
+        self._live.more_room()
 
     def _hand_over_again(self, before: Pull | Transfer) -> None:
         life = before.life
@@ -258,11 +269,19 @@ class HandOver:
         self._again.append(self.pull_of(life, before.source, before.held))
         self.call()
 
-    def _call_off_transfers_from(self, source: Replica) -> list[Lifetime]:
-        """Whoever's KV was kept there, in the order in which their prefills ended, is lost."""
+    def lose_source(self, kept_there: Mapping[Request, Lifetime]) -> list[Lifetime]:
+        """Phase (2c): a replica has failed that kept KV; transfers of it are called off.
+
+        Args:
+            kept_there: Whose KV, in the order in which their prefills ended.
+
+        Returns:
+            Those of them that have not ended: they are lost.
+        """
         kept = []
-        for held, life in source.kept.items():
+        for held, life in kept_there.items():
             self._call_off(life)
+            self.left_early(life)
             if not life.ended:
                 life.lose(held.computed_then)
                 kept.append(life)

@@ -75,6 +75,8 @@ class ReplicaTraffic(ReplicaEnds):
             self.kv.release(ahead.request)
             self.relieved()
             self.notify()
+        if self.condition == DRAINING and self.empty:
+            self._surroundings.emptied(self._this)
 
     def reserve(self, ahead: Ahead) -> None:
         """Phase (4), the passes of this pool being over: take blocks for what will be pushed."""
@@ -215,12 +217,14 @@ class ReplicaTraffic(ReplicaEnds):
         seated = sorted((request for request in self.lives if request.seat >= 0), key=by_seat)
         begun = self._lost_lives([*seated, *self.state.loaded])
         waiting = self._lost_lives([*self.state.swapped, *self.state.waiting])
+        onward = self.state.onward
         moved_bytes = 0 if self.host_link is None else self.host_link.moved_bytes
         self.lost_blocks_then += self.kv.lost_blocks
         self._timer.call_off()
         self._timer_ns = NEVER
         self._set_pace(Pace())
         self._set_up()
+        self.state.onward = onward
         if self.host_link is not None:
             self.host_link.moved_bytes = moved_bytes
         return begun, waiting
