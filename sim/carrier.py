@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,8 +23,12 @@ class OnTheWay(Protocol):
         """It never ends, and takes no bandwidth from now on."""
         ...
 
-    def release(self) -> None:
-        """What was withheld may be sent, a latency from now."""
+    def release(self, share: Fraction | None = None) -> None:
+        """More may be sent, a latency from now.
+
+        Args:
+            share: Of all its bytes, of those that are withheld; None: all that is left of them.
+        """
         ...
 
 
@@ -89,14 +94,31 @@ class Nics:
         on_end: Callable[[], None],
         *,
         withheld: Fraction | None = None,
-    ) -> Flow:
+    ) -> OnTheWay:
         """See `Carrier.send`."""
         path = self._nics[source][0], self._nics[target][1]
         held = None if withheld is None else num_bytes * withheld
-        return self.links.send(path, num_bytes, self._spec.latency_ns, on_end, withheld_bytes=held)
+        flow = self.links.send(path, num_bytes, self._spec.latency_ns, on_end, withheld_bytes=held)
+        return _OnNics(flow, num_bytes)
 
     def slow_nics(self, replica: Replica, factor: float) -> None:
         """See `Carrier.slow_nics`."""
         rate = Fraction(self._rate(replica)) * Fraction(factor)
         for link in self._nics[replica]:
             self.links.change_bandwidth(link, rate)
+
+
+@dataclass(frozen=True)
+class _OnNics:
+    """A transfer that crosses its links as one flow."""
+
+    flow: Flow
+    num_bytes: Fraction | int
+
+    def call_off(self) -> None:
+        """See `OnTheWay.call_off`."""
+        self.flow.call_off()
+
+    def release(self, share: Fraction | None = None) -> None:
+        """See `OnTheWay.release`."""
+        self.flow.release(None if share is None else self.num_bytes * share)

@@ -71,10 +71,11 @@ class Sending:
             self.network.sent(self)
             self.on_end()
 
-    def release(self) -> None:
-        """What was withheld may be sent, a latency from now."""
-        for flow in list(self.flows):
-            flow.release()
+    def release(self, share: Fraction | None = None) -> None:
+        """See `sim.carrier.OnTheWay`: each part releases the same share."""
+        for flow, lanes in list(self.flows.items()):
+            size = self.num_bytes * lanes[0].share if lanes[0].path else Fraction(0)
+            flow.release(None if share is None else size * share)
 
     def call_off(self) -> None:
         """It never ends, and takes no bandwidth from now on."""

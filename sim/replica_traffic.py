@@ -56,7 +56,7 @@ class ReplicaTraffic(ReplicaEnds):
         self.expected[ahead.request] = ahead
         self.outstanding += 1
         self._known_tokens += ahead.request.known_tokens
-        if self._cache is not None and self.in_flight:
+        if self._watched and self._cache is not None and self.in_flight:
             self._cut()
 
     def gives_up(self, ahead: Ahead) -> None:
@@ -67,6 +67,8 @@ class ReplicaTraffic(ReplicaEnds):
 
     def expect_no_more(self, ahead: Ahead) -> None:
         """What was reserved for a request that will not come is free."""
+        if ahead.request not in self.expected:  # the replica has failed since
+            return
         if not ahead.given_up:
             self.gives_up(ahead)
         del self.expected[ahead.request]
@@ -101,7 +103,9 @@ class ReplicaTraffic(ReplicaEnds):
 
     def _may_find_more(self) -> bool:
         """Whether what runs here may help somebody for whom there is no room yet."""
-        if any(a.found_tokens is None and not a.given_up for a in self.expected.values()):
+        if self._watched and any(
+            a.found_tokens is None and not a.given_up for a in self.expected.values()
+        ):
             return True
         return self._surroundings.may_find_more(self._this)
 
@@ -217,14 +221,12 @@ class ReplicaTraffic(ReplicaEnds):
         seated = sorted((request for request in self.lives if request.seat >= 0), key=by_seat)
         begun = self._lost_lives([*seated, *self.state.loaded])
         waiting = self._lost_lives([*self.state.swapped, *self.state.waiting])
-        onward = self.state.onward
         moved_bytes = 0 if self.host_link is None else self.host_link.moved_bytes
         self.lost_blocks_then += self.kv.lost_blocks
         self._timer.call_off()
         self._timer_ns = NEVER
         self._set_pace(Pace())
         self._set_up()
-        self.state.onward = onward
         if self.host_link is not None:
             self.host_link.moved_bytes = moved_bytes
         return begun, waiting
