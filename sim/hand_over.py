@@ -281,6 +281,17 @@ class HandOver:
         transfer.end = Instant(self._live.env, delay_ns, Phase.TRANSFER_END + transfer.order)
         transfer.end.callbacks.append(_Arrived(self, transfer))
 
+    def _row(self, transfer: Transfer, now: int) -> tuple[int, ...]:
+        """What is recorded of a transfer that ends now: `sim.records.TRANSFER_COLUMNS`."""
+        source, target, size = transfer.source, transfer.target, transfer.num_bytes
+        assert transfer.prefilled_ns is not None
+        if self.carrier is None:
+            alone_ns = self.spec.duration_ns(size)
+        else:
+            alone_ns = self.carrier.alone_ns(source, target, transfer.request.index, size)
+        places = (transfer.request.index, source.place, target.place)
+        return (*places, transfer.start_ns, now, size, transfer.prefilled_ns, alone_ns)
+
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
         request, source, target = transfer.request, transfer.source, transfer.target
@@ -293,9 +304,7 @@ class HandOver:
         request.target_tokens = request.prompt_tokens
         request.computed_then = request.prompt_tokens - (1 if again else 0)
         request.joined_ns = now
-        live.recorder.transfers.extend(
-            (request.index, source.place, target.place, transfer.start_ns, now, transfer.num_bytes)
-        )
+        live.recorder.transfers.extend(self._row(transfer, now))
         if transfer.life.ended:  # cancelled meanwhile
             target.forget(request)
         else:
