@@ -65,16 +65,11 @@ def check(experiment: Experiment, where: Where) -> None:
             advice = "leave it out" if each.pool else "say which: prefill or decode"
             said = each.pool or "not given"
             raise ConfigError(f"{where('events', at, 'pool')}: {said}: {advice}")
-        conditions, pool = replicas[_role(each)], present[_role(each)]
+        conditions = replicas[_role(each)]
         if each.replica >= len(conditions):
             raise ConfigError(
                 f"{where('events', at, 'replica')}: {each.replica}: there is no such replica then; "
                 f"choose from 0 to {len(conditions) - 1}"
-            )
-        if each.what == "fail" and pool is not None and pool.pipeline_parallel > 1:
-            raise ConfigError(
-                f"{where('events', at, 'what')}: fail: the failure of a pipeline is not modelled; "
-                "try pipeline_parallel: 1, or drain"
             )
         before = conditions[each.replica]
         if each.what not in _AFTER[before]:

@@ -9,19 +9,30 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from experiments import changes, host_link, parts, pipeline, schema, step_times
+from experiments import (
+    changes,
+    conditional,
+    host_link,
+    parts,
+    pipeline,
+    schema,
+    startup,
+    step_times,
+    transfers,
+)
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
 from experiments.without_effect import of_cluster
 from sim import admission, specs
 from sim.admission import Admission
-from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
 from sim.pipeline import PipelineReplica
 from sim.policy import Policy
-from sim.replica import ReplicaSpec
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork
@@ -99,10 +110,11 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     cluster = Cluster(
         entry=built.get("colocated") or built["prefill"],
         decode=built.get("decode"),
-        transfer=None if transfer is None else _transfer(experiment),
+        transfer=None if transfer is None else transfers.spec_of(transfer, model, where),
         predictor=predictor,
         admission=_admission(experiment, where),
         on_failure=experiment.on_failure,
+        local_prefill=conditional.local_prefill(experiment, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -274,19 +286,6 @@ def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.Ea
     )
 
 
-def _transfer(experiment: Experiment) -> TransferSpec:
-    transfer = experiment.pools.transfer
-    assert transfer is not None
-    return TransferSpec(
-        bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
-        latency_s=transfer.latency_s,
-        recompute_last_token=transfer.recompute_last_token,
-        shares_links=transfer.sharing == "max-min",
-        blocks_decode=transfer.blocks_decode,
-        push=transfer.start == "push",
-    )
-
-
 def _sharing_note(experiment: Experiment) -> str:
     """Whether transfers contend, and for what."""
     transfer = experiment.pools.transfer
@@ -359,6 +358,7 @@ def _replica(
             pool.kv.disk_write_bandwidth_bytes_per_s if policy.uses_disk else None
         ),
         nic_bytes_per_s=pool.nic_bytes_per_s,
+        startup=startup.of_pool(pool, model, stages, where("pools", role, "restart")),
         kind=PipelineReplica if len(stages) > 1 else None,
     )
     return spec, [

@@ -20,15 +20,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sim.cluster import Cluster, PoolSpec, Predictor, TransferSpec
+from sim.cluster import Cluster, Predictor
 from sim.errors import ConfigError, PhasewiseError, StuckError
 from sim.event_loop import simulate
 from sim.policy import Policy, ReplicaState, ReplicaView, Router
+from sim.pool import PoolSpec
 from sim.queue import FirstCome, QueueOrder
 from sim.records import CANCELLED, FINISHED, REJECTED, STATES, Decision, Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Request
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 
 Workload = dict[str, Any]
 

@@ -8,7 +8,7 @@ from experiments.schema import Pool
 from sim.errors import ConfigError
 from sim.model_part import ModelPart
 from sim.policy import Policy
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.specs import DeviceSpec
 
 

@@ -16,12 +16,13 @@ import numpy as np
 from kernels_profile.host import HostOverhead
 from policies.routing import RoundRobin
 from sim import metrics, specs
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.errors import ProfileError
 from sim.event_loop import simulate
 from sim.policy import Policy
+from sim.pool import PoolSpec
 from sim.records import Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Trace
 
 if TYPE_CHECKING:

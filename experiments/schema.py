@@ -267,6 +267,29 @@ class ExpertImbalance(Strict):
     """The i-th most popular expert has weight ``i ** -zipf``: 0 even, 1 very uneven."""
 
 
+class WarmUp(Strict):
+    """The first iterations of a replica that has started during the run; by default as any."""
+
+    iterations: Natural = 0
+    """How many are slower by `factor`."""
+    factor: Ratio = 1.0
+    """How much longer they take, as the decimal number that is written."""
+    first_pass_s: NotNegative = 0.0
+    """What the very first takes in addition, such as for graphs that are captured lazily."""
+
+
+class Restart(Strict):
+    """What passes before a replica serves that is restored or added during the run
+    (`sim.startup`). By default nothing: measure it with your disks, network and engine."""
+
+    load_s: NotNegative | None = None
+    """Time to load the weights, and for what else an engine does before it serves."""
+    weights_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Instead: with which each GPU reads its weights; the GPU with most of them counts."""
+    warm_up: WarmUp = WarmUp()
+    """Its first iterations, such as {iterations: 20, factor: 1.5, first_pass_s: 3}."""
+
+
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
@@ -300,6 +323,8 @@ class Pool(Strict):
     nic_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
     """Of a replica's network, each direction, for transfers with ``sharing: max-min``. Default: the
     transfer's `bandwidth_bytes_per_s`."""
+    restart: Restart = Restart()
+    """What passes before a replica serves that is restored or added, such as {load_s: 40}."""
     max_model_len: Limit = None
     """Longest prompt + max_tokens that is accepted; ``none``: no limit. Default: the context length
     of the model, as engines take it."""
@@ -326,8 +351,13 @@ class Transfer(Strict):
     """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
     side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
     only when its blocks are reserved there."""
-    overlap: Literal["none"] = "none"
-    """The KV moves after the prefill has ended."""
+    overlap: Literal["none", "layerwise", "chunked"] = "none"
+    """``none``: the KV moves after the prefill has ended. With ``start: push`` also ``layerwise``:
+    all layers but the last one flow from the start of the prefill on (Splitwise, Mooncake), and
+    ``chunked``: what a chunk of a prefill has computed is sent when its step ends (SGLang)."""
+    layerwise_above_tokens: Natural = 0
+    """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
+    by layer (Splitwise)."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly."""
@@ -336,6 +366,19 @@ class Transfer(Strict):
     (DistServe)."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
+    decode_first: bool = False
+    """The decode replica is chosen on arrival, before the prefill replica (llm-d, Dynamo), not when
+    the prefill ends. With `local_prefill` it always is."""
+
+
+class LocalPrefill(Strict):
+    """Which requests stay on the decode replica chosen for them, which then prefills them itself
+    (`sim.local_prefill`)."""
+
+    max_uncached_tokens: Natural = 0
+    """Those with at most so many prompt tokens that are not cached there."""
+    max_queue: Count | None = None
+    """All, while at least so many requests wait in the queues of the prefill pool."""
 
 
 class TokenBucket(Strict):
@@ -403,6 +446,9 @@ class Pools(Strict):
     prefill: Pool | None = None
     decode: Pool | None = None
     transfer: Transfer | None = None
+    local_prefill: LocalPrefill | None = None
+    """Conditional disaggregation, such as {max_uncached_tokens: 1000, max_queue: 2}. Default: all
+    requests are prefilled by the prefill pool."""
 
 
 class Targets(Strict):

@@ -8,12 +8,14 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
   (Rule 79 does not name swapped requests: they are the first of those that wait, as in rule 20.) Or
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).
-- ``restore``: a replica that failed takes requests again, empty, from (2d) on.
+- ``restore``: a replica that failed takes requests again, empty, from (2d) on; if it has to load
+  its weights first, once it is ``up`` (`sim.startup`).
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
-- ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d).
+- ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
+  or once it is ``up``.
 
-A fail of a replica that is gone by then, the last of its drain being over, changes nothing and is
-not recorded. A lost iteration has no number: the next one of the replica has it.
+A fail or restore of a replica that is gone by then, the last of its drain being over, changes
+nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
 
 A request that nobody takes who could run it waits at the router, in order of coming, and blocks no
 other (rule 78); arriving so, it is not judged by admission control. What still waits when nothing
@@ -29,18 +31,21 @@ know that a replica has lost its cache, as in the engines.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from sim.clock import Instant, Phase, now_ns
+from sim.clock import Instant, Phase, Tick, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
-from sim.replica import DRAINING, GONE, UP, Replica
-from sim.replica import FAILED as DOWN
+from sim.replica import Replica
+from sim.replica_spec import DRAINING, GONE, STARTING, UP, ReplicaSpec
+from sim.replica_spec import FAILED as DOWN
 
 if TYPE_CHECKING:
     from simpy.events import Event
 
-    from sim.cluster import LiveCluster, Pool, Pull, Transfer
+    from sim.cluster import LiveCluster
+    from sim.pool import Pool
 
 OnFailure = Literal["reroute", "fail"]
 """What becomes of the requests of a replica that fails."""
@@ -87,7 +92,6 @@ class Changes:
         to_come: Changes whose instant is still to come.
         all_arrived: No arrival of the trace is still to come.
         at_router: Requests that wait for a replica, in order of coming.
-        stranded: Requests whose prefill has ended and that wait for a decode replica.
     """
 
     def __init__(self, live: LiveCluster) -> None:
@@ -96,30 +100,28 @@ class Changes:
         self.to_come = 0
         self.all_arrived = False
         self.at_router: list[Lifetime] = []
-        self.stranded: list[Pull] = []
-        self._again: list[Pull] = []  # their decode replica has just failed
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
+        self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
     def expect(self, changes: int) -> None:
         """So many will be made."""
-        transfer = self._live.spec.transfer
-        if changes and transfer is not None and transfer.push:
-            raise ConfigError(
-                "transfer.start: push: a cluster that changes is not modelled with it; try pull"
-            )
         self.to_come += changes
         self.expected = self.expected or changes > 0
 
     @property
     def closed(self) -> bool:
         """Whether requests wait for a replica and nothing more comes from outside."""
-        waits = bool(self.at_router or self.stranded)
-        return waits and self.all_arrived and not self.to_come
+        return bool(self.at_router or self._stranded) and self.all_arrived and not self.to_come
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
-        return self.to_come > 0 or (bool(self.stranded) and not self.all_arrived)
+        return self.to_come > 0 or (self._stranded and not self.all_arrived)
+
+    @property
+    def _stranded(self) -> bool:
+        between = self._live.between
+        return between is not None and bool(between.stranded)
 
     # --- changes
 
@@ -129,12 +131,10 @@ class Changes:
             return
         if replica.condition == DOWN:
             raise _refused("fail", pool, replica)
-        self._call_off_transfers_to(replica)
-        kept = self._call_off_transfers_from(replica)
-        begun, waiting = replica.fail()
-        lost = [*begun, *kept, *waiting]
+        lost = self._lose_all(replica)
         if replica.condition == UP:
             pool.missing += 1
+        self._stop_loading(replica)
         drained, replica.condition = replica.condition == DRAINING, DOWN
         self._note("failed", replica, len(lost))
         if drained:
@@ -144,29 +144,104 @@ class Changes:
         self._lost += lost
         self._call_arrivals()
 
+    def _lose_all(self, replica: Replica) -> list[Lifetime]:
+        """Whoever is on the replica, in the order of rule 79; what they have elsewhere is freed."""
+        between = self._live.between
+        if between is None:
+            begun, waiting = replica.fail()
+            return [*begun, *waiting]
+        between.lose_target(replica)
+        held, ended = replica.kept, [life for life in replica.lives.values() if life.ended]
+        begun, waiting = replica.fail()
+        between.attach(replica)
+        for life in begun:
+            between.left_early(life)
+        kept = between.lose_source(held)
+        for life in (*waiting, *ended):
+            between.left_early(life)
+        return [*begun, *kept, *waiting]
+
     def restore(self, pool: Pool, replica: Replica) -> None:
         """A replica that failed is up again, and empty."""
+        if replica.condition == GONE:
+            return
         if replica.condition != DOWN:
             raise _refused("restore", pool, replica)
-        replica.condition = UP
-        pool.missing -= 1
         self._note("restored", replica)
-        self._came_up()
+        self._start(pool, replica)
 
     def drain(self, pool: Pool, replica: Replica) -> None:
-        """It takes no more requests."""
-        if replica.condition != UP:
+        """It takes no more requests; one that has not come up yet never does."""
+        if replica.condition not in (UP, STARTING):
             raise _refused("drain", pool, replica)
+        if replica.condition == UP:
+            pool.missing += 1
+        self._stop_loading(replica)
         replica.condition = DRAINING
-        pool.missing += 1
         self._note("draining", replica)
         if replica.empty:
             self._is_gone(replica)
 
     def add(self, pool: Pool, like: Replica) -> None:
         """One more replica."""
-        self._note("added", self._live.add(pool, like))
+        replica = self._live.add(pool, like)
+        pool.missing += 1
+        self._note("added", replica)
+        self._start(pool, replica)
+
+    def _start(self, pool: Pool, replica: Replica, after_ns: int = 0) -> None:
+        """It loads its weights, and is up; its first iterations are slower (`sim.startup`)."""
+        startup, live = replica.spec.startup, self._live
+        replica.begin_warm_up(startup.warm_up)
+        after_ns += startup.load_ns
+        if not after_ns:
+            self._is_up(pool, replica)
+            return
+        replica.condition = STARTING
+        self.to_come += 1
+        # Where all requests have ended nobody waits for it any more.
+        ready = Tick(live.env, after_ns, Phase.CLUSTER_EVENT, lambda: bool(live.live))
+        ready.callbacks.append(partial(self._has_loaded, pool, replica))
+        self._loading[replica] = ready
+
+    def _has_loaded(self, pool: Pool, replica: Replica, _: Event) -> None:
+        self._live.stir()
+        self._stop_loading(replica)
+        self._note("up", replica)
+        self._is_up(pool, replica)
+
+    def _stop_loading(self, replica: Replica) -> None:
+        ready = self._loading.pop(replica, None)
+        if ready is not None:
+            ready.call_off()
+            self.to_come -= 1
+
+    def _is_up(self, pool: Pool, replica: Replica) -> None:
+        replica.condition = UP
+        pool.missing -= 1
         self._came_up()
+
+    def start(self, pool: Pool, spec: ReplicaSpec, after_ns: int) -> None:
+        """One more replica, which begins to load its weights after some time."""
+        replica = self._live.add(pool, pool.replicas[0], spec)
+        pool.missing += 1
+        self._note("added", replica)
+        self._start(pool, replica, after_ns)
+
+    def call_off(self, replica: Replica) -> None:
+        """A replica that is starting will not come up."""
+        self._stop_loading(replica)
+        self._note("called_off", replica)
+        self._is_gone(replica)
+
+    def may_come_back(self, replica: Replica) -> bool:
+        """Whether a replica may be taken back."""
+        return replica.condition == DRAINING
+
+    def take_back(self, pool: Pool, replica: Replica) -> None:
+        """A draining replica takes requests again."""
+        self._note("taken_back", replica)
+        self._is_up(pool, replica)
 
     def emptied(self, replica: Replica) -> None:
         """Nothing is left on a draining replica: in (2c) of this instant it is gone."""
@@ -179,92 +254,35 @@ class Changes:
 
     def _is_gone(self, replica: Replica) -> None:
         replica.condition = GONE
+        replica.left_ns = now_ns(self._live.env)
         self._note("gone", replica)
+        if self._live.network is not None:
+            self._live.network.leave(replica)
 
     def _note(self, change: str, replica: Replica, lost: int = 0) -> None:
         row = (now_ns(self._live.env), replica.place, CHANGES.index(change), lost)
         self._live.recorder.changes.extend(row)
 
-    # --- KV on its way
-
-    def _call_off_transfers_to(self, replica: Replica) -> None:
-        """Whoever has KV on its way there, or waits for it, is handed over again (rule 81)."""
-        live = self._live
-        for transfer in [t for t in live.transfers.values() if t.target is replica]:
-            transfer.call_off()
-            del live.transfers[transfer.request.index]
-            if transfer.life.ended:
-                transfer.source.free_held(transfer.held)
-                transfer.source.notify()
-            else:
-                self._hand_over_again(transfer)
-            del replica.lives[transfer.request]
-        for pull in live.pulls[replica]:
-            self._hand_over_again(pull)
-            del replica.lives[pull.request]
-        live.pulls[replica].clear()
-
-    def _hand_over_again(self, before: Pull | Transfer) -> None:
-        life = before.life
-        life.request = life.where = None
-        life.decode_replica = -1
-        self._again.append(self._live.pull_of(life, before.source, before.held))
-        self._live.call_hand_over()
-
-    def _call_off_transfers_from(self, source: Replica) -> list[Lifetime]:
-        """Whoever's KV was kept there, in the order in which their prefills ended, is lost."""
-        kept = []
-        for held, life in source.kept.items():
-            self._call_off(life)
-            if not life.ended:
-                life.lose(held.computed_then)
-                kept.append(life)
-        return kept
-
-    def _call_off(self, life: Lifetime) -> None:
-        """A request between the pools loses its source: its target gives back what it reserved."""
-        live = self._live
-        transfer = live.transfers.pop(life.arrival.index, None)
-        if transfer is not None:
-            transfer.call_off()
-            self._forget(life, transfer.target)
-            return
-        queues = [live.hand_overs, self._again, self.stranded, *live.pulls.values()]
-        for queue in queues:
-            pull = next((pull for pull in queue if pull.life is life), None)
-            if pull is not None:
-                queue.remove(pull)
-                break
-        if life.where is not None:
-            self._forget(life, life.where)
-
-    def _forget(self, life: Lifetime, target: Replica) -> None:
-        request = life.request
-        assert request is not None
-        target.sync()
-        if not life.ended:
-            target.sign_off(request)
-        target.forget(request)
-        target.relieved()
-        target.notify()
-
     # --- who waits
 
-    def to_hand_over(self) -> list[Pull]:
-        """Phase (2d): those who have waited, then those whose decode replica has just failed."""
-        pulls, self.stranded, self._again = [*self.stranded, *self._again], [], []
-        return pulls
+    def wait(self, life: Lifetime) -> None:
+        """Nobody takes the request now: it waits at the router, and asks for a replica."""
+        self.at_router.append(life)
+        self.ask(self._live.entry)
+
+    def ask(self, pool: Pool) -> None:
+        """A request waits for a replica of this pool, which may start one for it."""
+        if pool.scaler is not None:
+            pool.scaler.ask()
 
     def withdraw(self, life: Lifetime) -> None:
         """Its client gives up while it waits for a replica to come up."""
         if life in self.at_router:
             self.at_router.remove(life)
-        else:
-            self._live.not_sent(self.stranded, life)
 
     def _came_up(self) -> None:
-        if self.stranded:
-            self._live.call_hand_over()
+        if self._live.between is not None:
+            self._live.between.came_up()
         self._call_arrivals()
 
     def _call_arrivals(self) -> None:
@@ -280,7 +298,7 @@ class Changes:
         waiting, self.at_router = self.at_router, []
         for life in waiting:
             if not live.place(life, live.request_of(life, at_entry=True)):
-                self.at_router.append(life)
+                self.wait(life)
         lost, self._lost = self._lost, []
         for life in lost:
             self._route_again(life)
@@ -293,14 +311,20 @@ class Changes:
             if refused is None:
                 life.rerouted += 1
                 if not live.place(life, request):
-                    self.at_router.append(life)
+                    self.wait(life)
                 return
             reason = refused
         live.end(life, FAILED, reason, now_ns(live.env))
 
 
 def _refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
-    can = {UP: "fail or drain", DRAINING: "fail", DOWN: "restore", GONE: "nothing"}
+    can = {
+        UP: "fail or drain",
+        STARTING: "fail or drain",
+        DRAINING: "fail",
+        DOWN: "restore",
+        GONE: "nothing",
+    }
     return ConfigError(
         f"{what} of replica {replica.index} of pool {pool.spec.name}: it is {replica.condition}; "
         f"what can happen to it then: {can[replica.condition]}"

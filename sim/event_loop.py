@@ -215,6 +215,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         series=columns(recorder.series, SERIES_COLUMNS),
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
         changes=columns(recorder.changes, CHANGE_COLUMNS),
+        links=() if live.network is None else live.network.uses(end_ns),
         decisions=recorder.decisions,
         logs=logs,
         spans=spans,

@@ -11,8 +11,13 @@ The rules, in our words:
 4. Its end is applied at the first whole ns at or after the moment at which its last byte arrives,
    and at least 1 ns after its start, in phase (2); those of one instant in order of start.
 5. Without bytes it ends when its latency is over, or 1 ns after its start if that is later.
-6. Part of it may be withheld at the start: it is sent once it has been released, a latency later.
-   In between the transfer has nothing to send and takes no bandwidth.
+6. Part of it may be withheld at the start: it is sent once it has been released, at once or bit by
+   bit, each a latency later. In between the transfer has nothing to send and takes no bandwidth.
+7. Several parts of equal bytes on paths alike may go as one transfer, of which it is said how many
+   of them cross each link: rates, bytes and bandwidths are then those of one part. Whoever joins
+   them sees to it that they could never have had different rates (`sim.lanes`).
+8. The bandwidth of a link may change, also to 0, at a whole ns: transfers flow at the old rates up
+   to that moment, which includes a last byte that arrives at it, and at the new ones from it on.
 
 Max-min fairness and progressive filling: Bertsekas and Gallager, Data Networks, 2nd edition,
 section 6.5.2.
@@ -20,7 +25,7 @@ section 6.5.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
 from itertools import chain
@@ -43,16 +48,16 @@ class Link:
 
     __slots__ = ("bytes_per_ns", "flows")
 
-    def __init__(self, bytes_per_s: float) -> None:
+    def __init__(self, bytes_per_s: Fraction | float) -> None:
         self.bytes_per_ns = Fraction(bytes_per_s) / _NS_PER_S
-        self.flows: dict[Flow, None] = {}
+        self.flows: dict[Flow, int] = {}
 
 
 class Flow:
     """One transfer on shared links, made by `SharedLinks.send`.
 
     Attributes:
-        path: Links that it crosses.
+        path: Links that it crosses, and how many of its parts cross each.
         order: Rank in order of start.
         left: Bytes that it may send and has not sent, in units that `SharedLinks` knows.
         withheld: Bytes that it may not send yet; None once nothing is withheld.
@@ -78,12 +83,12 @@ class Flow:
     def __init__(
         self,
         links: SharedLinks,
-        path: Sequence[Link],
-        order: int,
+        path: Mapping[Link, int],
+        order: tuple[int, int],
         latency_ns: int,
         on_end: Callable[[], None],
     ) -> None:
-        self.links, self.path, self.order = links, tuple(path), order
+        self.links, self.path, self.order = links, path, order
         self.start_ns, self.latency_ns = now_ns(links.env), latency_ns
         self.on_end = on_end
         self.withheld: Fraction | None = None
@@ -95,9 +100,13 @@ class Flow:
         """It never ends, and takes no bandwidth from now on."""
         self.links.call_off(self)
 
-    def release(self) -> None:
-        """What was withheld may be sent, a latency from now."""
-        self.links.release(self)
+    def release(self, num_bytes: Fraction | int | None = None) -> None:
+        """So much of what was withheld, or all that is left of it, may be sent a latency from now.
+
+        Args:
+            num_bytes: More than 0; more is to come, if of no bytes. None: all, and no more comes.
+        """
+        self.links.release(self, num_bytes)
 
 
 class SharedLinks:
@@ -111,19 +120,19 @@ class SharedLinks:
 
     def __init__(self, env: Environment) -> None:
         self.env = env
-        self._sent = 0
+        self._sent = self._split = 0
         self._flowing: dict[Flow, None] = {}
         self._moment, self._unit, self._rate_unit = 0, 1, 1
         self._tolerated_bits = 0
-        self._releases: list[tuple[int, int, Flow, Fraction]] = []
-        self._over: list[tuple[int, int, Flow]] = []
+        self._releases: list[tuple[int, tuple[int, int], Flow, Fraction]] = []
+        self._over: list[tuple[int, tuple[int, int], Flow]] = []
         self._timer = Instant(env, 0, Phase.TRANSFER_END)
         self._timer_ns = -1
 
     def send(
         self,
-        path: Sequence[Link],
-        num_bytes: int,
+        path: Sequence[Link] | Mapping[Link, int],
+        num_bytes: Fraction | int,
         latency_ns: int,
         on_end: Callable[[], None],
         *,
@@ -132,15 +141,17 @@ class SharedLinks:
         """Start a transfer now.
 
         Args:
-            path: Links that it crosses, each once, at least one.
-            num_bytes: All its bytes, at least 0.
+            path: Links that it crosses, each once, at least one if it has bytes; of joined parts
+                (rule 7) with how many of them cross each.
+            num_bytes: All its bytes, of one part, at least 0.
             latency_ns: Time before the first byte, at least 0.
             on_end: Called in phase (2) of the instant at which its end is applied.
             withheld_bytes: Of its bytes those that wait for `Flow.release`, 0 being possible: it
                 does not end before. None: it waits for nothing.
         """
         self._sent += 1
-        flow = Flow(self, path, self._sent, latency_ns, on_end)
+        crossed = path if isinstance(path, Mapping) else dict.fromkeys(path, 1)
+        flow = Flow(self, crossed, (self._sent, 0), latency_ns, on_end)
         free = Fraction(num_bytes)
         if withheld_bytes is not None:
             flow.withheld = Fraction(withheld_bytes)
@@ -149,10 +160,15 @@ class SharedLinks:
         self._settle()
         return flow
 
-    def release(self, flow: Flow) -> None:
+    def release(self, flow: Flow, num_bytes: Fraction | int | None = None) -> None:
         """See `Flow.release`."""
-        amount, flow.withheld = flow.withheld, None
-        assert amount is not None, "nothing is withheld"
+        assert flow.withheld is not None, "nothing is withheld"
+        if num_bytes is None:
+            amount, flow.withheld = flow.withheld, None
+        else:
+            amount = Fraction(num_bytes)
+            flow.withheld -= amount
+            assert flow.withheld >= 0, "less is withheld"
         self._release(flow, amount)
         self._settle()
 
@@ -167,6 +183,77 @@ class SharedLinks:
             self._go_to(now)
             self._stop([flow])
         self._settle()
+
+    def change_bandwidth(self, link: Link, bytes_per_s: Fraction | float) -> None:
+        """Let a link carry another bandwidth from this instant on.
+
+        Until now everybody has flowed at the old rates: what had sent its last byte by now is over.
+
+        Args:
+            link: Any link, whether somebody crosses it or not.
+            bytes_per_s: At least 0, its exact value; 0: nothing passes until the next change.
+        """
+        now = now_ns(self.env)
+        self._advance(now)
+        self._go_to(now)
+        link.bytes_per_ns = Fraction(bytes_per_s) / _NS_PER_S
+        assert link.bytes_per_ns >= 0, "a link carries at least 0 bytes"
+        self._share([link])
+        self._settle()
+
+    def unsent(self, flow: Flow) -> Fraction:
+        """Bytes of it, or of one of its parts, that have not been sent by now."""
+        now = now_ns(self.env)
+        self._advance(now)
+        self._go_to(now)
+        to_come = sum(amount for _, _, other, amount in self._releases if other is flow)
+        return Fraction(flow.left, self._unit) + to_come + (flow.withheld or 0)
+
+    def split(self, parts: Sequence[tuple[Flow, Sequence[Mapping[Link, int]]]]) -> list[list[Flow]]:
+        """Let joined parts (rule 7) go on as several transfers, on other `Link` objects.
+
+        All that flows over a link that is replaced has to be named; no rate may change by this.
+
+        Args:
+            parts: Transfers that are not over, each with the paths of what takes its place.
+
+        Returns:
+            For each of them: itself, on its first path, and new ones on the others.
+        """
+        now = now_ns(self.env)
+        self._advance(now)
+        self._go_to(now)
+        made = [[flow, *(self._copy(flow) for _ in paths[1:])] for flow, paths in parts]
+        for flow, _ in parts:
+            for link in flow.path:
+                link.flows.pop(flow, None)
+        changed: dict[Link, None] = {}
+        for flows, (_, paths) in zip(made, parts, strict=True):
+            for flow, path in zip(flows, paths, strict=True):
+                flow.path = path
+                if flow in self._flowing:
+                    changed |= dict.fromkeys(path)
+                    for link, count in path.items():
+                        link.flows[flow] = count
+        self._share(changed)
+        self._settle()
+        return made
+
+    def _copy(self, flow: Flow) -> Flow:
+        """Another transfer in the same state, next in order of start."""
+        self._split += 1
+        copy = Flow(self, flow.path, (flow.order[0], self._split), flow.latency_ns, flow.on_end)
+        copy.start_ns, copy.withheld, copy.over = flow.start_ns, flow.withheld, flow.over
+        copy.left, copy.speed, copy.rate = flow.left, flow.speed, flow.rate
+        if flow in self._flowing:
+            self._flowing[copy] = None
+        for when_ns, _, other, amount in [*self._releases]:
+            if other is flow:
+                heappush(self._releases, (when_ns, copy.order, copy, amount))
+        for when_ns, _, other in [*self._over]:
+            if other is flow:
+                heappush(self._over, (when_ns, copy.order, copy))
+        return copy
 
     def _release(self, flow: Flow, amount: Fraction) -> None:
         """Bytes (none is possible, if that is all) that may flow a latency from now."""
@@ -217,10 +304,10 @@ class SharedLinks:
                 return
 
     def _next_to_end(self) -> Flow | None:
-        """Who has sent all it may first, if rates stay."""
+        """Who has sent all it may first, if rates stay; None where links are down for all."""
         first = None
         for flow in self._flowing:
-            if first is None or flow.left * first.speed < first.left * flow.speed:
+            if flow.speed and (first is None or flow.left * first.speed < first.left * flow.speed):
                 first = flow
         return first
 
@@ -257,8 +344,8 @@ class SharedLinks:
             if flow not in self._flowing:
                 self._flowing[flow] = None
                 changed |= dict.fromkeys(flow.path)
-                for link in flow.path:
-                    link.flows[flow] = None
+                for link, parts in flow.path.items():
+                    link.flows[flow] = parts
             self._refine(amount.denominator)
             flow.left += amount.numerator * (self._unit // amount.denominator)
         self._share(changed)
@@ -333,7 +420,7 @@ def fair_rates(links: Iterable[Link]) -> list[tuple[Flow, Fraction]]:
         links: All links that these transfers cross.
     """
     left = {link: link.bytes_per_ns for link in links if link.flows}
-    rising = {link: len(link.flows) for link in left}
+    rising = {link: sum(link.flows.values()) for link in left}
     rates: dict[Flow, Fraction] = {}
     while rising:
         levels = {link: left[link] / count for link, count in rising.items()}
@@ -343,8 +430,8 @@ def fair_rates(links: Iterable[Link]) -> list[tuple[Flow, Fraction]]:
         for flow in chain.from_iterable(link.flows for link in full):
             if flow not in rates:
                 rates[flow] = level
-                for crossed in flow.path:
-                    stopped[crossed] = stopped.get(crossed, 0) + 1
+                for crossed, parts in flow.path.items():
+                    stopped[crossed] = stopped.get(crossed, 0) + parts
         for link, count in stopped.items():
             left[link] -= level * count
             rising[link] -= count

@@ -15,7 +15,8 @@ from __future__ import annotations
 import copy
 import itertools
 from bisect import bisect_left
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -28,10 +29,13 @@ from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError
 from sim.flight import DecisionNotes, Flight
 from sim.host import HostMemory
-from sim.host_cache import TieredPrefixCache
+from sim.host_side import HostTier
+from sim.pace import Pace, PacedStepTime
 from sim.policy import Riders
 from sim.records import Lifetime, Recorder
-from sim.replica import FIRST_RUN, Replica, ReplicaSpec, Surroundings
+from sim.replica import Replica
+from sim.replica_parts import FIRST_RUN
+from sim.replica_spec import ReplicaSpec, Surroundings
 from sim.request import NEVER, Request
 from sim.stages import PipelineStepTime
 from sim.step_time import StepTimeModel, StepWork
@@ -47,6 +51,7 @@ class _Ride:
     Attributes:
         flight: The batch and its effects.
         riders: Its requests, out of sight of other passes.
+        models: Step times of the stages, at the pace that the replica had when it entered them.
         iteration: Its number (of the first iteration, for a run).
         stage: Where it is, from 0.
         entered_ns: When it moved there.
@@ -54,11 +59,23 @@ class _Ride:
         lengths: For a run: of each stage, the time of each iteration in it, ns.
     """
 
-    __slots__ = ("entered_ns", "flight", "iteration", "lengths", "ready_ns", "riders", "stage")
+    __slots__ = (
+        "entered_ns",
+        "flight",
+        "iteration",
+        "lengths",
+        "models",
+        "ready_ns",
+        "riders",
+        "stage",
+    )
 
-    def __init__(self, flight: Flight, riders: Riders, iteration: int) -> None:
+    def __init__(
+        self, flight: Flight, riders: Riders, models: Sequence[StepTimeModel], iteration: int
+    ) -> None:
         self.flight = flight
         self.riders = riders
+        self.models = models
         self.iteration = iteration
         self.stage = 0
         self.entered_ns = self.ready_ns = flight.start_ns
@@ -97,12 +114,12 @@ class PipelineReplica(Replica):
             )
         self._logs_stages, self._keeps_steps = self._keeps_steps, False
         assert isinstance(self.step_time, PipelineStepTime)
-        self._models: tuple[StepTimeModel, ...] = self.step_time.stages
+        self._models: Sequence[StepTimeModel] = self.step_time.stages
         self.stage_busy_ns = [0] * len(self._models)
         if not self.step_time.counting:
             self._notes_to = None
 
-    def _host_tier(self) -> TieredPrefixCache | None:
+    def _host_tier(self) -> HostTier | None:
         if super()._host_tier() is not None:
             raise ConfigError(
                 "host_cache_blocks: not modelled on a pipeline; try pipeline_parallel: 1, or leave "
@@ -160,10 +177,53 @@ class PipelineReplica(Replica):
         self._ring()
 
     def fail(self) -> tuple[list[Lifetime], list[Lifetime]]:
-        """Not modelled: what a failure does to several batches under way."""
-        raise ConfigError(
-            "fail: the failure of a pipeline is not modelled; try pipeline_parallel: 1, or drain"
-        )
+        """Lose all batches under way and all that is here: see `Replica.fail`."""
+        lost = super().fail()
+        self._stages = [None] * len(self._stages)
+        self._spare_groups = []
+        self._launched = self.iterations
+        return lost
+
+    def _lose_step(self) -> None:
+        """Iterations that are over stand; every batch under way is logged as lost, oldest first."""
+        if self._run_ahead is not None:
+            self._cut()  # what is over is counted, and the rest is in its stage
+        now = now_ns(self.env)
+        rides = [ride for ride in self._stages if ride is not None]
+        for ride in sorted(rides, key=lambda ride: ride.iteration):
+            self._lose_ride(ride, now)
+
+    def _lose_ride(self, ride: _Ride, now: int) -> None:
+        flight = ride.flight
+        flight.ends_ns = []
+        began = flight.start_ns
+        if began < now:
+            twice_ns = max(0, self._busy_until_ns - began)
+            self._log_lost(flight, began, now)
+            self.busy_ns -= twice_ns
+            self.prefill_busy_ns -= twice_ns if flight.prefill_tokens else 0
+            self._busy_until_ns = now
+        if ride.entered_ns < now:
+            busy = min(ride.ready_ns, now) - ride.entered_ns
+            self.stage_busy_ns[ride.stage] += busy
+            if self._logs_stages:
+                self._log(ride, 0, ride.stage, ride.entered_ns, now, busy)
+        self.in_flight.remove(flight)
+        self.state.bring_back(ride.riders)
+        for request in [r for r in self.state.running if r.group is not None]:
+            self._leave_group(request)
+
+    def _set_pace(self, pace: Pace) -> None:
+        self._pace = pace
+        assert isinstance(self.step_time, PipelineStepTime)
+        self._models = self.step_time.stages
+        if pace:  # one stage has the longer first pass, the others wait for it
+            later = replace(pace, warm_up=replace(pace.warm_up, first_pass_ns=0))
+            first, *others = self._models
+            self._models = [
+                PacedStepTime(first, pace),
+                *(PacedStepTime(stage, later) for stage in others),
+            ]
 
     # --- the iteration loop
 
@@ -201,7 +261,7 @@ class PipelineReplica(Replica):
         chunks = [request for request, _ in flight.chunks]
         group = self._empty_group() if flight.ticks else self.state.group
         riders = self.state.send_away(chunks, decodes=flight.ticks, next_group=group)
-        ride = _Ride(flight, riders, self._launched)
+        ride = _Ride(flight, riders, self._models, self._launched)
         self.in_flight.append(flight)
         self._launched += n
         if n == 1:
@@ -214,7 +274,7 @@ class PipelineReplica(Replica):
     def _enter(self, ride: _Ride, stage: int, now: int) -> None:
         """The batch occupies a stage from now on, for the time of that stage at least."""
         self._stages[stage] = ride
-        length = self._models[stage].step_ns(ride.flight.work, ride.iteration)
+        length = ride.models[stage].step_ns(ride.flight.work, ride.iteration)
         ride.stage, ride.entered_ns, ride.ready_ns = stage, now, now + length
         Instant(self.env, length, self._step_end).callbacks.append(self._stage_ends)
 
@@ -295,7 +355,7 @@ class PipelineReplica(Replica):
 
     def _start_run(self, ride: _Ride, n: int) -> None:
         flight, start = ride.flight, ride.flight.start_ns
-        for model in self._models:
+        for model in ride.models:
             if flight.chunks:
                 ride.lengths.append(flight.chunk_steps_ns(model, n, ride.iteration))
             else:
@@ -400,6 +460,10 @@ class PipelineReplica(Replica):
         self.busy_ns -= twice_ns
         self.prefill_busy_ns -= twice_ns if flight.prefill_tokens else 0
         self._busy_until_ns = end
+
+    @property
+    def _counted_until_ns(self) -> int:
+        return self._busy_until_ns
 
     def _log_stage(self, ride: _Ride, now: int) -> None:
         busy = ride.ready_ns - ride.entered_ns

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from policies import ORDERS, POLICIES, ROUTERS
-from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster
 from sim.content import Content
 from sim.errors import ConfigError
 from sim.pipeline import PipelineReplica
-from sim.replica import ReplicaSpec
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 from tests.cancellations import assert_given_up, giving_up, instants, observed, run
 from tests.contract.test_policies import OPTIONS
 

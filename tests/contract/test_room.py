@@ -9,12 +9,14 @@ import pytest
 
 from policies import POLICIES, ROUTERS
 from sim.clock import Instant, Phase
-from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster, LiveCluster
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import CAUSES, EVENTS, FAILED, FINISHED, STATES, Record
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 
 STEP = LinearStepTime(base_s=10e-9, prefill_token_s=1e-9, decode_s=1e-9)
 """10 ns + 1 ns for each token: every time below can be added up by hand."""
@@ -157,7 +159,7 @@ def two_pools() -> Cluster:
 
 def test_the_end_of_a_transfer_can_move() -> None:
     def slow_link(live: LiveCluster) -> None:
-        (transfer,) = live.transfers.values()
+        (transfer,) = live.between.transfers.values()
         transfer.move_end(100)
 
     # Prefill of 5 to 15; one block of 16 bytes at 1 byte/ns would end at 31; at 20 it moves to 120.
@@ -170,10 +172,10 @@ def test_the_end_of_a_transfer_can_move() -> None:
 
 def test_a_transfer_can_be_called_off_and_sent_again() -> None:
     def lose(live: LiveCluster) -> None:
-        (transfer,) = live.transfers.values()
+        (transfer,) = live.between.transfers.values()
         transfer.call_off()
         again = Instant(live.env, 50, Phase.TRANSFER_END)
-        again.callbacks.append(lambda _: live.transferred(transfer))
+        again.callbacks.append(lambda _: live.between.transferred(transfer))
 
     result = simulate(
         [Arrival(0, 5, 2, 2, 0)], two_pools(), cluster_events=[(20, lose)], check=True

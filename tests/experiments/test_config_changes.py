@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from experiments import bundle, cluster
 from experiments.bundle import Bundle
 from experiments.config import load
 from experiments.variant import run_variant
+from sim import specs
 from sim.errors import ConfigError
 from sim.records import STATES
+from sim.startup import WarmUp
 
 BASE: dict[str, Any] = {
     "workload": {
@@ -61,6 +64,21 @@ def test_requests_can_fail_with_their_replica() -> None:
     assert got.summary["reasons"] == {"replica_failed": failed}
 
 
+def test_a_restored_replica_loads_its_weights_and_warms_up() -> None:
+    warm = {"iterations": 20, "factor": 1.1, "first_pass_s": 0.5}
+    plan = load({**BASE, "restart": {"weights_bytes_per_s": 8e9, "warm_up": warm}})
+    (spec,) = cluster.build(plan.variants[0], plan.folder).cluster.entry.replicas
+    weights = specs.weight_bytes(specs.load_model("llama-3.1-8b"))
+    assert spec.startup.load_ns == round(Fraction(weights, 8))
+    assert spec.startup.warm_up == WarmUp(20, Fraction(11, 10), 500_000_000)
+
+
+def test_two_times_to_load_are_refused() -> None:
+    restart = {"load_s": 3, "weights_bytes_per_s": 1e9}
+    with pytest.raises(ConfigError, match="restart: load_s and weights_bytes_per_s: give one"):
+        run(restart=restart)
+
+
 def test_without_events_nothing_is_said() -> None:
     assert "changes" not in run().summary
 
@@ -100,7 +118,6 @@ def test_an_added_replica_is_in_all_files(tmp_path: Path) -> None:
             {"events": [FAILS], "pools": POOLS},
             "events[0].pool: not given: say which: prefill or decode",
         ),
-        ({"events": [FAILS], "pipeline_parallel": 2}, "try pipeline_parallel: 1, or drain"),
     ],
 )
 def test_what_cannot_happen_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -15,7 +15,7 @@ from experiments.variant import run_variant
 from sim.errors import ConfigError
 from sim.model_work import model_work
 from sim.pipeline import PipelineReplica
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.specs import load_model
 from sim.stages import PipelineStepTime
 from sim.step_time import StepWork

@@ -14,9 +14,10 @@ from kernels_profile.profiler.device import INTERPRETER
 from kernels_profile.profiler.request import TINY_MODEL
 from kernels_profile.profiler.run import use_interpreter
 from policies import POLICIES
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.errors import ProfileError
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import Record
 from sim.request import Trace
 from sim.step_time import LinearStepTime

@@ -12,12 +12,14 @@ from kernels_profile.host import HostOverhead
 from kernels_profile.step_time import ProfiledStepTime
 from kernels_profile.usage import Usage, add_up
 from policies import POLICIES
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
 from sim.model_part import split_layers
 from sim.pipeline import PipelineReplica
+from sim.pool import PoolSpec
 from sim.records import SimulationResult
-from sim.replica import Replica, ReplicaSpec
+from sim.replica import Replica
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.specs import load_device
 from sim.stages import PipelineStepTime, StageLink

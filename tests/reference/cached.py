@@ -142,12 +142,16 @@ class CachedVllmV1(VllmV1):
         self.join_loaded()
         pieces = []
         budget = self.budget
+        visible = self.visible()
         i = 0
-        while i < len(self.running) and budget > 0:  # rule 45
-            r = self.running[i]
+        while i < len(visible) and budget > 0:  # rule 45
+            r = visible[i]
             n = self.want(r, r.computed, budget)
             while self.blocks_for(r.computed + n) - len(r.table) > self.free:  # rule 46
-                victim = self.running[-1]
+                victim = visible[-1]
+                if victim is r and self.must_stay(r):
+                    return pieces
+                visible.pop()
                 self.sim.note("preempted half-prefilled" if victim.prefilling else "preempted")
                 self.preempt(victim)  # its content stays until blocks are taken
                 if victim is r:

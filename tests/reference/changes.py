@@ -3,9 +3,14 @@
 Keys of the spec:
 
 events      list of {"at_ns", "pool": "both" | "prefill" | "decode", "index", "what"}, what being
-            "fail" | "restore" | "drain" | "add". An added replica has the configuration `replica`
-            of the event, or else that of the replica `index` of the pool (0 if left out). A drain
-            with `to`: "prefill" | "decode" changes role when it is empty.
+            "fail" | "restore" | "drain" | "role" | "add" | "slow" | "normal". An added replica has
+            the configuration `replica` of the event, or else that of the replica `index` of the
+            pool (0 if left out). A drain
+            with `to`: "prefill" | "decode" changes role when it is empty; "role" is such a drain.
+            "slow", with `factor` (int, Fraction, decimal text, or a float for its shortest decimal
+            text) and, if wanted, `until` (an instant later than `at_ns`), or else up to an event
+            "normal": every iteration that starts from (2c) on takes max(1, step ns x factor) ns,
+            rounded half to even.
 on_failure  "reroute" | "fail"
 
 `Changes` is mixed into the simulation. A replica's `state` is "up", "draining", "failed" or "gone".
@@ -13,6 +18,8 @@ A restored replica is a new object in the place of the old one: it has nothing.
 """
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 from .loading import refsim
 
@@ -38,11 +45,23 @@ class Router(refsim.Router):
         return self.replicas[i]
 
 
+def factor(value) -> Fraction:
+    """Exact; of a float its shortest decimal text."""
+    return Fraction(str(value) if isinstance(value, float) else value)
+
+
 class Changes:
     """Events, what they do to requests, and the end of a run that goes nowhere."""
 
     def open_changes(self, spec: dict) -> None:
-        self.events = sorted(spec.get("events", []), key=lambda e: e["at_ns"])  # stable
+        events = []
+        for event in spec.get("events", []):
+            events.append(event)
+            if event["what"] == "slow" and event.get("until") is not None:
+                assert event["until"] > event["at_ns"]
+                end = {k: event[k] for k in ("pool", "index")}
+                events.append({**end, "at_ns": event["until"], "what": "normal", "of": event})
+        self.events = sorted(events, key=lambda e: e["at_ns"])  # stable
         self.changing = bool(self.events)
         self.on_failure = spec.get("on_failure", "reroute")
         assert self.on_failure in ("reroute", "fail")
@@ -68,10 +87,14 @@ class Changes:
             x = pool[event["index"]]
             if what == "fail":
                 self.fail(x)
-            elif what == "drain":
+            elif what in ("slow", "normal"):
+                self.pace(x, event)
+            elif what in ("drain", "role"):
                 if x.state == "up":
                     x.state = "draining"
                     x.becomes = event.get("to")
+                    assert x.becomes is None or (self.decode and x.becomes != x.role)
+                    assert what == "drain" or x.becomes is not None
                     self.note("drained idle" if self.nothing_left(x) else "drained")
                 else:
                     self.note("event without effect")
@@ -91,6 +114,21 @@ class Changes:
                     self.join(self.decode if x.becomes == "decode" else self.entry, x.cfg)
                     self.note("role changed")
 
+    def pace(self, x, event: dict) -> None:
+        """One slow-down at a time: a new one takes the place of the old one."""
+        if x.state not in ("up", "draining"):
+            self.note("event without effect")
+        elif event["what"] == "slow":
+            self.note("slow again" if x.slow else "slow in a step" if x.next_ends() else "slow")
+            x.slow = event
+            x.factor = factor(event["factor"])
+            assert x.factor > 0
+        elif event.get("of") is None or x.slow is event["of"]:
+            self.note("normal in a step" if x.next_ends() else "normal")
+            x.slow, x.factor = None, Fraction(1)
+        else:
+            self.note("end of a slow-down that was over")
+
     def join(self, pool: list, cfg: dict) -> None:
         """Empty, and takes part from (2d) on (82)."""
         role = "decode" if pool is self.decode else ("prefill" if self.decode else "both")
@@ -107,11 +145,11 @@ class Changes:
         if x.state in ("failed", "gone"):
             self.note("event without effect")
             return
-        self.note(f"failed {x.state} " + ("in a step" if x.pieces else "idle"))
+        self.note(f"failed {x.state} " + ("in a step" if x.next_ends() else "idle"))
         x.state = "gone" if x.state == "draining" else "failed"  # rule 82
-        if x.pieces is not None:  # the step is lost whole (54); its entry ends here (81)
-            x.entry.end_ns = self.now
-            x.entry.lost_step = True
+        for entry in x.lose_steps(self.now):  # lost whole (54); its entry ends here (81)
+            entry.lost_step = True
+            self.note("step lost")
         self.lose_target(x)
         lost = self.lose_requests(x)
         for r in self.reqs:
@@ -120,7 +158,7 @@ class Changes:
                 r.at = None
                 r.forget_kv()
         self.to_route += lost  # several replicas in order of the events (79)
-        x.pieces = x.step_end = x.timer = None
+        x.stop()
 
     def lose_target(self, x) -> None:
         """Transfers to it are called off; the source keeps its blocks (54, 81)."""
@@ -225,7 +263,7 @@ class Changes:
         if not self.decode:
             return self.entry_router.why_not(r.p, r.m, r.o)
         why = self.entry_router.why_not(r.p, 1, 1)  # rules 29, 36
-        if why is None and r.m > 1:
+        if why is None and (r.m > 1 or self.recompute):  # handed over in any case (67)
             why = self.decode_router.why_not(r.p, r.m, r.o)
         return why
 
@@ -260,8 +298,6 @@ class Changes:
                 parts.append(x.state)
                 continue
             running, waiting = x.in_order()
-            pieces = x.pieces and tuple((y.req.index, y.tokens, y.before) for y in x.pieces)
-            left = tuple(None if t is None else t - self.now for t in (x.step_end, x.timer))
             parts.append(
                 (
                     x.state,
@@ -271,9 +307,12 @@ class Changes:
                     ids(waiting),
                     ids(x.pulls),
                     ids(x.loaded),
-                    pieces,
-                    left,
+                    x.flight_state(self.now),
+                    x.factor,
                     getattr(x, "owed_ns", 0),
+                    getattr(x, "disk_owed_ns", 0),
+                    tuple(getattr(x, "host", ())),
+                    tuple(getattr(x, "disk", ())),
                 )
             )
             if hasattr(x, "tree"):

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from .loading import refsim
 from .request import Request
 
@@ -16,6 +18,64 @@ class Common:
     state = "up"  # | "draining" | "failed" | "gone" (changes.py)
     becomes = None  # the pool it joins when drained
     entry = None  # of the log, of the last pass
+
+    # --- the step in flight (pipeline.py has several)
+
+    def may_start(self) -> bool:
+        """Phase (4): no step is in flight, or stage 1 is free (86)."""
+        return self.step_end is None
+
+    def next_ends(self) -> list[int]:
+        return [] if self.step_end is None else [self.step_end]
+
+    def phase_one(self, now: int) -> list[Request]:
+        return self.apply(now) if self.step_end == now else []
+
+    def begin(self, now: int, pieces: list) -> int | None:
+        """The step starts. Its end, if it is known."""
+        self.pieces = pieces
+        self.step_end = now + self.step_ns(pieces) + self.extra_ns()
+        return self.step_end
+
+    def busy(self) -> bool:
+        return self.pieces is not None
+
+    def logged(self, pieces: list) -> None:
+        """The entry of the step just begun is `entry`."""
+
+    def lose_steps(self, now: int) -> list:
+        """It fails: the entries of what was in flight, ended now (81)."""
+        if self.pieces is None:
+            return []
+        self.entry.end_ns = now
+        return [self.entry]
+
+    def stop(self) -> None:
+        self.pieces = self.step_end = self.timer = None
+
+    def visible(self) -> list[Request]:
+        """Running and not in flight, in order (55)."""
+        return list(self.running)
+
+    def must_stay(self, r: Request) -> bool:
+        """It would preempt itself, but may not (87)."""
+        return False
+
+    def flight_state(self, now: int) -> tuple:
+        pieces = self.pieces and tuple((y.req.index, y.tokens, y.before) for y in self.pieces)
+        return (pieces, *(None if t is None else t - now for t in (self.step_end, self.timer)))
+
+    # --- slow-downs
+
+    factor = Fraction(1)
+    slow = None  # the event
+
+    def step_ns(self, pieces):
+        """What starts while the replica is slow takes longer; rounded half to even."""
+        return self.slowed(super().step_ns(pieces))
+
+    def slowed(self, ns: int) -> int:
+        return max(1, round(ns * self.factor))
 
     # --- failure (rule 79)
 
@@ -64,6 +124,8 @@ class Common:
     def load(self, r: Request) -> None:
         """The KV of its prompt has arrived (rule 33)."""
         r.computed = r.target = r.p
+        if self.sim.recompute:  # its last prompt token is computed again (38, 68)
+            r.computed -= 1
         r.joined = self.sim.now
         if r.status == "cancelled":  # ended as planned, then freed (rule 53)
             self.release(r)
@@ -104,11 +166,11 @@ class Common:
             self.release(r)
         elif self.in_step(r):  # the step keeps its length
             note("cancelled in a step")
-            if all(x.req.status == "cancelled" for x in self.pieces):
+            if self.pieces and all(x.req.status == "cancelled" for x in self.pieces):
                 note("all of a step cancelled")
             return
         else:
-            note("cancelled beside a step" if self.pieces else "cancelled between steps")
+            note("cancelled beside a step" if self.busy() else "cancelled between steps")
             self.running.remove(r)
             self.release(r)
         r.at = None
@@ -119,6 +181,9 @@ class Common:
     def apply(self, now: int) -> list[Request]:
         """Requests leave in batch order (rule 42). Returns those that move to the decode pool."""
         pieces, self.pieces, self.step_end = self.pieces, None, None
+        return self.ends(pieces, now)
+
+    def ends(self, pieces: list, now: int) -> list[Request]:
         done = self.emit([x for x in pieces if x.req.status != "cancelled"], now)
         moving = []
         for x in pieces:
@@ -132,11 +197,20 @@ class Common:
             elif r in done:
                 self.running.remove(r)
                 self.outstanding -= 1
+                self.prefill_over(r)
                 if self.leave(r):
                     moving.append(r)
             else:
                 self.stays(r)
         return moving
+
+    def prefill_over(self, r: Request) -> None:
+        """On a prefill replica. Token 1 counts as not emitted if it is computed again (67)."""
+        if self.role == "prefill":
+            r.prefill_ends.append(self.sim.now)
+            if self.sim.recompute:
+                r.emitted -= 1
+                r.times.pop()
 
     def stays(self, r: Request) -> None:
         """Called at the end of a step for a request of it that goes on."""
@@ -170,7 +244,7 @@ class Orca(Common, refsim.Orca):
 
     def schedule(self, now):
         self.join_loaded()
-        pieces = [self.piece(r, 1) for r in self.running]
+        pieces = [self.piece(r, 1) for r in self.visible()]
         while self.waiting and len(self.running) < self.max_seqs:
             r = self.waiting[0]
             need = self.reservation(r.p, r.m_seen, r.goal)
@@ -190,7 +264,8 @@ class Sarathi(Common, refsim.Sarathi):
         pieces = []
         left = self.cfg.get("budget_tokens", 512)
         half = []
-        pending = list(self.running)
+        pending = self.visible()
+        stays = False
         while pending:  # (1) decodes
             r = pending.pop(0)
             if r.prefilling:
@@ -199,7 +274,9 @@ class Sarathi(Common, refsim.Sarathi):
             victim = None
             while self.free == 0 and victim is not r:
                 victim = pending.pop() if pending else r
-                self.preempt(victim)
+                stays = victim is r and self.must_stay(r)
+                if not stays:
+                    self.preempt(victim)
             if victim is r:
                 break
             self.grow(r, r.known)
@@ -211,7 +288,7 @@ class Sarathi(Common, refsim.Sarathi):
             if n > 0:
                 pieces.append(self.piece(r, n))
                 left -= n
-        if self.preempted_now:
+        if self.preempted_now or stays:
             return pieces
         while self.waiting and left > 0 and len(self.running) < self.max_seqs:  # (3) waiting
             r = self.waiting[0]
@@ -237,13 +314,16 @@ class VllmV1(Common, refsim.VllmV1):
         self.join_loaded()
         pieces = []
         budget = self.budget
+        visible = self.visible()
         i = 0
-        while i < len(self.running) and budget > 0:
-            r = self.running[i]
+        while i < len(visible) and budget > 0:
+            r = visible[i]
             n = self.want(r, r.computed, budget)
             while self.blocks_for(r.computed + n) - r.blocks > self.free:
-                victim = self.running[-1]
-                self.preempt(victim)
+                victim = visible[-1]
+                if victim is r and self.must_stay(r):
+                    return pieces
+                self.preempt(visible.pop())
                 if victim is r:
                     return pieces
             self.grow(r, r.computed + n)
@@ -291,12 +371,15 @@ class VllmV0(Common, refsim.VllmV0):
         pieces = self.prefills()
         if pieces:
             return pieces  # prefill only
+        visible = self.visible()
         i = 0
-        while i < len(self.running):
-            r = self.running[i]
-            while self.free == 0:
-                victim = self.running[-1]
-                self.preempt(victim)
+        while i < len(visible):
+            r = visible[i]
+            while self.free == 0 and not r.prefilling:  # the last prompt token needs none (68)
+                victim = visible[-1]
+                if victim is r and self.must_stay(r):
+                    return pieces
+                self.preempt(visible.pop())
                 if victim is r:
                     return pieces
             self.grow(r, r.known)
@@ -319,8 +402,8 @@ class Static(Common, refsim.Static):
         if r.push_target is not None:
             r.push_target.outstanding -= 1
         self.forget(r)
-        self.sim.note("cancelled row" if self.pieces else "cancelled row between steps")
-        if self.pieces is None:  # none in flight: the row is over at t
+        self.sim.note("cancelled row" if self.busy() else "cancelled row between steps")
+        if not self.busy():  # none in flight: the row is over at t
             if r in self.running:
                 self.running.remove(r)
             if not self.running:
@@ -339,8 +422,8 @@ class Static(Common, refsim.Static):
 
     def schedule(self, now):
         self.timer = None
-        if self.batch:
-            return [self.piece(r, 1) for r in self.running]
+        if self.batch:  # one at a time, also in a pipeline (86)
+            return [] if self.busy() else [self.piece(r, 1) for r in self.running]
         queue = self.loaded if self.role == "decode" else self.waiting
         if not queue:
             return []
@@ -372,8 +455,14 @@ class Static(Common, refsim.Static):
             return [self.piece(r, 1) for r in rows]
         return [refsim.Piece(r, "prefill", r.p, 0) for r in rows]
 
-    def apply(self, now):
-        pieces, self.pieces, self.step_end = self.pieces, None, None
+    def sums(self, pieces):
+        if self.role == "decode" and pieces[0].kind == "prefill":  # last prompt tokens (68)
+            longest = max(r.p for r in self.batch)
+            contexts = sum(longest if self.pad_context else r.p for r in self.batch)
+            return len(self.batch), 2 * contexts, len(self.batch), 0, 0
+        return super().sums(pieces)
+
+    def ends(self, pieces, now):
         done = self.emit([x for x in pieces if x.req.status != "cancelled"], now)
         for x in pieces:
             r = x.req
@@ -384,7 +473,7 @@ class Static(Common, refsim.Static):
                 self.running.remove(r)
                 if not self.at_end:  # delivered, though its slot stays (rule 15)
                     self.outstanding -= 1
-                    if r.emitted == r.o:
+                    if r.emitted == r.o and not (self.role == "prefill" and self.sim.recompute):
                         self.sim.end(r, "finished")
         return [] if self.running else self.close()
 
@@ -401,6 +490,7 @@ class Static(Common, refsim.Static):
             if self.at_end:
                 self.outstanding -= 1
                 r.times[r.had :] = [self.sim.now] * (len(r.times) - r.had)
+            self.prefill_over(r)
             if self.leave(r):
                 moving.append(r)
         return moving

@@ -72,6 +72,7 @@ class Push:
         flight = self.flight_of(r)
         assert flight.target is r.push_target
         flight.prefill_ended(self.now)
+        flight.record.released_ns = self.now
         self.moves_to_target(r)
         r.forget_reservation()
 

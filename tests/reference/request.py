@@ -41,6 +41,7 @@ class Request(refsim.Req):
         self.visited: list = []
         self.prefill_order = 0
         self.had = 0  # `static`: token times it had when its batch began (77)
+        self.prefill_ends: list = []  # on prefill replicas, in order of time (38)
         # push: its decode replica while it is prefilled, and what it reserved there
         self.push_target = None
         self.reserved_blocks = 0

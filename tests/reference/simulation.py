@@ -10,6 +10,8 @@ on_failed_turn   "skip" | "continue" (rule 52)
 
 events, on_failure   changes of the cluster: changes.py
 
+replicas may be pipelines (pipeline.py); `disaggregated` may have `recompute_last_token` (38, 67).
+
 Requests may carry the keys that request.py names. The result is that of the base reference, with
 the states "cancelled", "skipped", "failed" and "unfinished" added to an outcome's, and how often
 it was re-routed (79) and handed over again (81), and `lost`: for each replica with a
@@ -26,6 +28,7 @@ from .cached import CachedVllmV1
 from .changes import Changes, Router
 from .links import Flight, Flow, Links
 from .loading import refsim
+from .pipeline import Piped, piped_class
 from .policies import Orca, Sarathi, Static, VllmV0, VllmV1
 from .push import Push
 from .request import Chains, Request
@@ -40,6 +43,9 @@ class Transfer(refsim.Transfer):
 
     cached_tokens: int = 0  # found cached on the decode side, not transferred
     called_off: bool = False  # it ended before its time (54, 66, 70, 76)
+    bytes: int = 0
+    layers: int = 0  # 0 if not layer-wise
+    released_ns: int | None = None  # layer-wise: when its prefill ended
 
 
 @dataclass
@@ -47,6 +53,7 @@ class Decision(refsim.Decision):
     """A log entry; `lost_step`: the replica failed in it, end_ns is the failure (81)."""
 
     lost_step: bool = False
+    stages: list = field(default_factory=list)  # of a pipeline (pipeline.py)
 
 
 @dataclass
@@ -57,6 +64,8 @@ class Outcome(refsim.Outcome):
     handed_again: int = 0
     visited: list = field(default_factory=list)  # replicas it was routed or handed to, in order
     ended_ns: int | None = None
+    # Ends of its prefills on prefill replicas: the other convention of TTFT with 38, the first one.
+    prefill_ends_ns: list = field(default_factory=list)
 
 
 @dataclass
@@ -65,11 +74,14 @@ class Result(refsim.Result):
 
     lost: dict = field(default_factory=dict)
     tier_bytes: dict = field(default_factory=dict)  # of each tiered replica: link, read, written
+    configs: dict = field(default_factory=dict)  # of each replica there has been
     corners: Counter = field(default_factory=Counter)  # how often each corner case occurred
 
 
 def policy_class(cfg: dict):
     name = cfg["policy"]
+    if cfg.get("stages"):
+        return piped_class(cfg)
     if name == "vllm-v1" and cfg.get("prefix_cache", False):
         return TieredVllmV1 if cfg.get("host_cache_blocks") else CachedVllmV1
     if name == "vllm-v0" and cfg.get("preemption", "recompute") == "swap":
@@ -110,6 +122,7 @@ class Simulation(Changes, Push):
         layerwise = {"none": False, "layerwise": True}[wire.get("overlap", "none")]
         assert self.push or not layerwise, "layerwise with pull is a configuration error (66)"
         self.layers = wire["layers"] if layerwise else 0
+        self.recompute = pair is not None and pair.get("recompute_last_token", False)  # 38, 67
         self.blocks_decode = wire.get("blocks_decode", False)
         assert not (self.blocks_decode and self.push), "not covered"
         self.links = Links(self.note)
@@ -208,7 +221,7 @@ class Simulation(Changes, Push):
             self.hand_over(moving)  # (2d)
             self.arrive()  # (3)
             for x in self.passes():  # (4)
-                if x.step_end is None:
+                if x.may_start():
                     self.schedule(x)
             for x in self.alive():
                 x.check(self.reqs)
@@ -222,7 +235,7 @@ class Simulation(Changes, Push):
 
     def instants(self) -> list[int]:
         """Rule 62."""
-        instants = [x.step_end for x in self.alive() if x.step_end is not None]
+        instants = [t for x in self.alive() for t in x.next_ends()]
         instants += [x.timer for x in self.alive() if x.timer is not None]
         if self.sharing:
             ends = [self.links.next_instant(self.in_flight)]
@@ -243,8 +256,7 @@ class Simulation(Changes, Push):
     def steps_end(self) -> list[Request]:
         moving = []
         for x in self.alive():
-            if x.step_end == self.now:
-                moving += x.apply(self.now)
+            moving += x.phase_one(self.now)
         for r in moving:
             self.prefills += 1
             r.prefill_order = self.prefills
@@ -355,7 +367,7 @@ class Simulation(Changes, Push):
         r.first_replica = where.name
         r.joined = self.now
         where.waiting.append(r)
-        if self.push and r.m > 1:  # right after the prefill replica (69)
+        if self.push and (r.m > 1 or self.recompute):  # right after the prefill replica (69)
             target = self.decode_router.pick(r.p, r.m, r.o)
             if target is None:
                 self.note("no target up at arrival")
@@ -393,11 +405,10 @@ class Simulation(Changes, Push):
             self.start_pulls(x)
         x.end_pass()
         if pieces:
-            x.pieces = pieces
-            x.step_end = self.now + x.step_ns(pieces) + x.extra_ns()
-            self.log(x, x.step_end, pieces)
+            self.log(x, x.begin(self.now, pieces), pieces)
+            x.logged(pieces)
 
-    def log(self, x, end: int, pieces: list) -> None:
+    def log(self, x, end: int | None, pieces: list) -> None:
         tokens = {y.req.id: y.tokens for y in pieces}
         x.entry = Decision(
             x.name, self.now, end, tokens, list(x.preempted_now), x.free_now(), x.facts()
@@ -426,6 +437,7 @@ class Simulation(Changes, Push):
         record = Transfer(r.id, source.name, target.name, self.now, None, held, blocks, cached)
         self.result.transfers.append(record)
         moved = (held - cached // size) * size * self.wire["kv_bytes_per_token"]
+        record.bytes, record.layers = moved, layers
         kind = Flow if self.sharing else Flight
         flight = kind(r, source, target, record, moved, self.wire, layers)
         flight.begin()
@@ -452,8 +464,12 @@ class Simulation(Changes, Push):
                 r.handed_again,
                 r.visited,
                 r.ended,
+                r.prefill_ends,
             )
         for x in self.past + self.everyone():
+            self.result.configs[x.name] = x.cfg
+            if isinstance(x, Piped):
+                x.run_out()
             if hasattr(x, "cache"):
                 self.result.lost[x.name] = self.result.lost.get(x.name, 0) + x.cache.lost
             elif hasattr(x, "tree"):

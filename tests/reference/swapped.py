@@ -95,7 +95,7 @@ class SwappingVllmV0(VllmV0):
         i = 0
         while i < len(self.running):
             r = self.running[i]
-            while self.free == 0:
+            while self.free == 0 and not r.prefilling:  # the last prompt token needs none (68)
                 victim = self.running[-1]
                 self.evict(victim)
                 if victim is r:

@@ -26,16 +26,18 @@ def instants(spec: dict) -> list[list[int]]:
         list(range(max([d.end_ns for d in log] + [0]) + 20)),
     ]
     first = {r["id"]: r.get("arrival_ns", 0) for r in spec["requests"]}
+    again = spec.get("disaggregated", {}).get("recompute_last_token", False)
     queued = [  # somebody waits for a pull
         t
         for x in result.transfers
-        for t in range(result.requests[x.request].token_times_ns[0], x.start_ns)
+        for end in result.requests[x.request].prefill_ends_ns[:1]
+        for t in range(end, x.start_ns)
     ]
     loaded = [
         t
         for x in result.transfers
-        if len(result.requests[x.request].token_times_ns) > 1
-        for t in range(x.end_ns, result.requests[x.request].token_times_ns[1])
+        for second in result.requests[x.request].token_times_ns[0 if again else 1 :][:1]
+        for t in range(x.end_ns, second)
     ]
     groups += [queued, queued, loaded, loaded, sorted(first.values())]
     return [g for g in groups if g]

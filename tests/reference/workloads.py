@@ -1,7 +1,7 @@
 """Small random workloads that provoke the corner cases of each part, and how often they do.
 
 spec = random_spec(seed, kind)                  kinds: KINDS
-python -m ref5.workloads KIND COUNT        in how many of COUNT each corner was met
+python -m tests.reference.workloads KIND COUNT        in how many of COUNT each corner was met
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 
 from .workload_changes import failures
 from .workload_links import links, push
+from .workload_more import MORE
 from .workload_parts import (
     NS,
     POLICIES,
@@ -363,6 +364,7 @@ KINDS = {
     "failures": failures,
     "links": links,
     "push": push,
+    **MORE,
 }
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from policies import ORDERS, PREDICTORS, ROUTERS
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import Record, SimulationResult
 from tests.conformance import adapter
 from tests.conformance.workloads import Spec

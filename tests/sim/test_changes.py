@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 
 from policies import ORDERS, POLICIES, ROUTERS
 from sim.changes import Change
-from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster, LiveCluster
 from sim.content import Content
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import FINISHED, UNFINISHED, Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 from tests.cancellations import assert_nothing_left, instants, observed
 
 STEP = LinearStepTime(base_s=10e-9, prefill_token_s=1e-9, decode_s=1e-9)

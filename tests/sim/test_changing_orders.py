@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from policies import MultiLevelQueue, VirtualTokenCounters
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.queue import QueueOrder
 from sim.records import Record
 from tests.conformance import adapter

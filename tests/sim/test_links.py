@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 
 from policies import POLICIES, ROUTERS
 from sim.clock import Clock, Instant, Phase
-from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.links import Flow, Link, SharedLinks, fair_rates
+from sim.pool import PoolSpec
 from sim.records import Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 from tests.conformance import adapter
 from tests.sim.timeline import Timeline, _timeline, pools, replica
 
@@ -128,10 +130,11 @@ def test_rates_have_the_mark_of_max_min_fairness(case: tuple[list[float], list[S
     bandwidths, sent = case
     shared = SharedLinks(Clock(initial_time=0))
     links = [Link(b) for b in bandwidths]
-    flows = [Flow(shared, [links[k] for k in x.path], i, 0, print) for i, x in enumerate(sent)]
+    paths = [{links[k]: 1 for k in x.path} for x in sent]
+    flows = [Flow(shared, path, (i, 0), 0, print) for i, path in enumerate(paths)]
     for flow in flows:
         for link in flow.path:
-            link.flows[flow] = None
+            link.flows[flow] = 1
     rates = dict(fair_rates(links))
     assert set(rates) == set(flows)
     full = {link for link in links if sum(rates[f] for f in link.flows) == link.bytes_per_ns}
@@ -199,6 +202,109 @@ def test_what_is_withheld_waits_and_takes_no_bandwidth() -> None:
     # alone: 29, but at 25 the rest is released and flows from 26 on: a half each: 3 left at 26
     # on both sides: both at 32.
     assert ended == [(0, 32), (1, 32)]
+
+
+# --- bandwidths that change
+
+
+class Change(NamedTuple):
+    """A bandwidth from an instant on."""
+
+    at_ns: int
+    link: int
+    bytes_per_s: float
+
+
+def ends_with_changes(
+    bandwidths: Sequence[float], sent: Sequence[Sent], changes: Sequence[Change]
+) -> list[int]:
+    """When each transfer ends, by `SharedLinks`; -1 for one that never does."""
+    env = Clock(initial_time=0)
+    links = SharedLinks(env)
+    wires = [Link(bandwidth) for bandwidth in bandwidths]
+    ends = [-1] * len(sent)
+
+    def start(i: int) -> None:
+        x = sent[i]
+        path = [wires[k] for k in x.path]
+        links.send(path, x.num_bytes, x.latency_ns, lambda: ends.__setitem__(i, int(env.now)))
+
+    for change in changes:
+        Instant(env, change.at_ns, Phase.TRANSFER_END).callbacks.append(
+            lambda _, c=change: links.change_bandwidth(wires[c.link], c.bytes_per_s)
+        )
+    for i in sorted(range(len(sent)), key=lambda i: sent[i].start_ns):
+        Instant(env, sent[i].start_ns, Phase.SCHEDULE).callbacks.append(lambda _, i=i: start(i))
+    env.run()
+    return ends
+
+
+def fluid_with_changes(
+    bandwidths: Sequence[float], sent: Sequence[Sent], changes: Sequence[Change]
+) -> list[int]:
+    """As `fluid`, and at the moment of a change everybody's rate is set anew."""
+    exact = [Fraction(b) / 10**9 for b in bandwidths]
+    left = {i: Fraction(x.num_bytes) for i, x in enumerate(sent)}
+    begin = {i: x.start_ns + x.latency_ns for i, x in enumerate(sent)}
+    ends: dict[int, Fraction] = {i: Fraction(begin[i]) for i in left if not left[i]}
+    to_come = sorted(changes, key=lambda c: c.at_ns)
+    now = Fraction(0)
+    while len(ends) < len(sent):
+        while to_come and to_come[0].at_ns <= now:
+            change = to_come.pop(0)
+            exact[change.link] = Fraction(change.bytes_per_s) / 10**9
+        on = {i: sent[i].path for i in left if i not in ends and begin[i] <= now}
+        rates = rates_by_hand(exact, on)
+        moments = [now + left[i] / rates[i] for i in on if rates[i]]
+        moments += [Fraction(b) for i, b in begin.items() if b > now and i not in ends]
+        moments += [Fraction(change.at_ns) for change in to_come[:1]]
+        if not moments:
+            break
+        then = min(moments)
+        for i in on:
+            left[i] -= rates[i] * (then - now)
+            if not left[i]:
+                ends[i] = then
+        now = then
+    return [max(ceil(ends[i]), x.start_ns + 1) if i in ends else -1 for i, x in enumerate(sent)]
+
+
+@st.composite
+def changing(draw: st.DrawFn) -> tuple[list[float], list[Sent], list[Change]]:
+    bandwidths, sent = draw(flow_sets())
+    link = st.integers(0, len(bandwidths) - 1)
+    change = st.builds(
+        Change, st.integers(0, 150), link, st.one_of(BANDWIDTHS, st.sampled_from([0.0, 5e8]))
+    )
+    return bandwidths, sent, draw(st.lists(change, max_size=6))
+
+
+@settings(max_examples=200, deadline=None)
+@given(changing())
+def test_every_end_is_that_of_the_fluid_while_bandwidths_change(
+    case: tuple[list[float], list[Sent], list[Change]],
+) -> None:
+    assert ends_with_changes(*case) == fluid_with_changes(*case)
+
+
+def test_a_link_slows_down_goes_down_and_comes_back() -> None:
+    # 1 byte/ns; 4 sent at 4; a quarter: 5 sent at 8; down until 20; 2 bytes/ns: 5 more at 22.5.
+    sent = [Sent(0, 10, (0,), 0), Sent(30, 4, (0,), 0)]
+    changes = [Change(4, 0, 0.25e9), Change(8, 0, 0.0), Change(20, 0, 2e9)]
+    assert ends_with_changes([1e9], sent, changes) == [23, 32]
+    assert ends_with_changes([1e9], sent, changes[:2]) == [-1, -1], "nothing passes a link down"
+    # A last byte that arrives at the very moment of the change has arrived.
+    assert ends_with_changes([1e9], [Sent(0, 4, (0,), 0)], changes[:1]) == [4]
+
+
+def test_what_is_withheld_still_waits_after_a_change() -> None:
+    env = Clock(initial_time=0)
+    links, link, ended = SharedLinks(env), Link(1e9), []
+    flow = links.send([link], 8, 0, lambda: ended.append(env.now), withheld_bytes=4)
+    Instant(env, 2, Phase.CANCEL).callbacks.append(lambda _: links.change_bandwidth(link, 5e8))
+    Instant(env, 10, Phase.STEP_END).callbacks.append(lambda _: flow.release())
+    env.run()
+    assert ended == [18]  # 2 sent at 2, 4 at 6; 4 more from 10 on, at half a byte per ns
 
 
 # --- clusters

@@ -11,15 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies import ORDERS, POLICIES, ROUTERS
-from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster, LiveCluster
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.pipeline import PipelineReplica
+from sim.pool import PoolSpec
 from sim.records import FINISHED, REJECTED, UNFINISHED, Decision, Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime, StepWork
+from sim.transfer import TransferSpec
 from tests.conformance import adapter, cases, reference
 from tests.conformance.pipelined import simulate_pipelines
 from tests.conformance.workloads import Spec

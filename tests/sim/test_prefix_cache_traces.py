@@ -9,9 +9,10 @@ import pytest
 
 import traces
 from policies import POLICIES, ROUTERS
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
-from sim.replica import ReplicaSpec
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
 from sim.step_time import LinearStepTime
 from tests.conformance.reference import load_reference
 from traces.arrivals import make_source

@@ -10,10 +10,11 @@ import pytest
 from scipy import stats
 
 from policies import POLICIES, ROUTERS
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import Record
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 

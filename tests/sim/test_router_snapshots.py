@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from policies import ROUTERS, KVAware, LeastOutstanding, RandomChoice
-from sim.cluster import Cluster, LiveCluster, PoolSpec
+from sim.cluster import Cluster, LiveCluster
 from sim.content import Content
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.policy import ReplicaView, Router
+from sim.pool import PoolSpec
 from sim.request import Arrival, Request
 from sim.snapshot import Snapshots
 from tests.conformance import adapter

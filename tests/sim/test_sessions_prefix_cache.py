@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from policies import POLICIES, ROUTERS
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
-from sim.replica import ReplicaSpec
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Trace
 from sim.step_time import LinearStepTime
 from traces.sessions import SessionSource, sessions_of

@@ -9,10 +9,11 @@ import pytest
 
 from policies import ROUTERS
 from policies.orca import Orca
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import CANCELLED, FINISHED, Record
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 from tests.conformance.workloads import Spec

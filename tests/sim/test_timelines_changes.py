@@ -9,14 +9,16 @@ import pytest
 
 from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.changes import Change
-from sim.cluster import Cluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster
 from sim.content import Content
 from sim.errors import ConfigError
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import CHANGES, STATES, Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 
 STEP = LinearStepTime(base_s=10e-9, prefill_token_s=1e-9, decode_s=1e-9)
 """10 ns and 1 ns for each token, prefilled or decoded."""

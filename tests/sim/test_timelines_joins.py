@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import POLICIES, ROUTERS
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.errors import TraceError
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import STATES, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Trace
 from sim.step_time import LinearStepTime
 from traces.sessions import SessionSource, begin_sessions, sessions_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policies import Bucket, Noisy, Oracle
-from sim.cluster import named_generator
+from sim.pool import named_generator
 from sim.request import Arrival
 from tests.sim.timeline import replica, run_here
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from policies import PowerOfTwo, RandomChoice
-from sim.cluster import named_generator
+from sim.pool import named_generator
 from tests.sim.timeline import replica, run_here
 
 SMALL = replica("orca", 2)  # 8 tokens

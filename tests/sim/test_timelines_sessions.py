@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from policies import POLICIES, ROUTERS
-from sim.cluster import Cluster, LiveCluster, PoolSpec, TransferSpec
+from sim.cluster import Cluster, LiveCluster
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import STATES, Record, SimulationResult
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Trace
 from sim.step_time import LinearStepTime
+from sim.transfer import TransferSpec
 from traces.sessions import SessionSource
 from traces.turns import draw_delays
 

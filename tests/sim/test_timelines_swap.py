@@ -12,12 +12,13 @@ import pytest
 from policies import ROUTERS
 from policies.orca import Orca
 from sim.batch import ScheduledBatch
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.host import HostLink
 from sim.policy import ReplicaState
-from sim.replica import ReplicaSpec
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.step_time import LinearStepTime
 from tests.conformance import adapter

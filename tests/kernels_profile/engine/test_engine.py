@@ -10,11 +10,12 @@ import pytest
 
 from policies import POLICIES
 from policies.routing import RoundRobin
-from sim.cluster import Cluster, PoolSpec
+from sim.cluster import Cluster
 from sim.errors import ProfileError
 from sim.event_loop import simulate
+from sim.pool import PoolSpec
 from sim.records import Record
-from sim.replica import ReplicaSpec
+from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.specs import ModelSpec
 

@@ -1,0 +1,237 @@
+"""The parts of a replica and who is in it; the first layer of `sim.replica.Replica`."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, cast
+
+from simpy import Environment
+from simpy.events import Event
+
+from sim import host_side
+from sim.clock import Doorbell, Instant, Phase, now_ns
+from sim.decode_group import DecodeGroup
+from sim.flight import Flight
+from sim.host import HostMemory
+from sim.host_side import HostTier
+from sim.kvcache import CachingPool
+from sim.pace import Pace, PacedStepTime
+from sim.policy import ReplicaState
+from sim.queue import ChangingOrder
+from sim.records import PREEMPTED, Ahead, Lifetime, Recorder
+from sim.replica_spec import UP, ReplicaSpec, Surroundings, refuse_company
+from sim.request import NEVER, Request
+from sim.step_time import ReplicaStepTime, StepWork, asks_spread, bound
+
+if TYPE_CHECKING:
+    from sim.replica import Replica
+
+FIRST_RUN = 16
+"""Iterations computed ahead at first: doubled while runs are not cut, so that little is computed in
+vain."""
+_LATE = 1 << 31
+"""Added to the place in phase (4) of a pool whose passes come after those of the other."""
+
+
+class ReplicaParts:
+    """Policy, memory, queue, link, bell and timer of a replica; who is here, and in which group.
+
+    Attributes:
+        place: Position among all replicas of the cluster: the order within a phase.
+        index: Position in its pool.
+        role: ``both``, ``prefill`` or ``decode``.
+        outstanding: Requests placed here that have not ended or been handed over.
+        in_flight: Batches under way, oldest first (one at most, without a pipeline).
+        lives: The truth about each request that is here.
+        expected: Of those that are to be pushed here and count here, but are still prefilled.
+        found_tokens: Found cached by all admissions here, those after a preemption included.
+        asked_tokens: Known at these admissions: what could have been found, and a token of each.
+        lost_blocks_then: Blocks that had lost their content when the replica last failed.
+        kept: Requests that have left and whose KV is not yet fetched, as their prefills ended.
+        held_for_transfer: Their blocks.
+        condition: ``up``, ``draining``, ``failed``, ``gone`` or ``starting`` (`sim.changes`).
+        joined_ns: When it joined its pool, up or not.
+        left_ns: When it was gone; `NEVER` if it is still there.
+        step_time: Length of iterations: the spec's model, bound to this replica, at its pace.
+        stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
+            empty without a pipeline.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        spec: ReplicaSpec,
+        surroundings: Surroundings,
+        recorder: Recorder,
+        *,
+        place: int,
+        index: int,
+        role: str,
+        rank: int | None = None,
+        withholds_first_token: bool = False,
+        loads_alone: bool = False,
+        passes_late: bool = False,
+        watched: bool = False,
+        tells_chunks: bool = False,
+        prefills_too: bool = False,
+        fast_forward: bool = True,
+        check: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.env = env
+        self._this = cast("Replica", self)  # what others know of it is the class on top
+        self.spec = spec
+        self.step_time = self._own_step_time = bound(spec.step_time, seed, place)
+        self._pace = Pace()
+        self._notes_to = self.step_time if isinstance(self.step_time, ReplicaStepTime) else None
+        self._asks_spread = asks_spread(self.step_time)
+        self.place, self.index, self.role = place, index, role
+        self._recorder = recorder
+        self._set_up()
+        self.stage_busy_ns: list[int] = []
+        self.found_tokens = self.asked_tokens = self.lost_blocks_then = 0
+        self.iterations = self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
+        self.prefill_busy_ns = 0
+        self.iterations_by_rows: dict[int, int] = {}
+        self._surroundings = surroundings
+        self._keeps_steps = recorder.record.steps
+        self._keeps_events = recorder.record.events
+        self._keeps_decisions = recorder.record.decisions
+        self._fast_forward = fast_forward
+        self._check = check
+        self._late = self.policy.deliver_at_batch_end
+        self._withholds = withholds_first_token
+        self._loads_alone = loads_alone
+        self._tells_chunks = tells_chunks
+        self._finish_seq = 0
+        self.condition = UP
+        self.joined_ns, self.left_ns = now_ns(env), NEVER
+        rank = place if rank is None else rank
+        self._turn = Phase.SCHEDULE + rank + (_LATE if passes_late else 0)
+        self._watched = watched
+        self._prefills_too = prefills_too  # of a decode replica: not only who was preempted waits
+        self._has_sent = False  # in this pass, while somebody waits
+        self._step_end = Phase.STEP_END + rank
+        self._bell = Doorbell(env)
+        self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
+        self._idle = False
+        self._timer_ns = NEVER
+        self.process = env.process(self._run())
+
+    def _set_up(self) -> None:
+        """An instance with nothing in it: as at the start, and after a failure."""
+        spec = self.spec
+        self.policy = copy.deepcopy(spec.policy)
+        if self.policy.alone:
+            refuse_company(spec, self.role)
+        self.policy.check(spec.num_blocks, spec.block_tokens, spec.max_model_len)
+        self.watermark = self.policy.watermark_blocks(spec.num_blocks)
+        self.kv = self.policy.memory(spec.num_blocks, spec.block_tokens)
+        self._cache = self.kv if isinstance(self.kv, CachingPool) else None
+        self._commits = self._cache is not None and self._cache.commits
+        self._lost_before = 0
+        self.host_link = host_side.link_of(spec)
+        self._tier = self._host_tier()
+        order = copy.deepcopy(spec.order)
+        if isinstance(order, ChangingOrder):
+            order.begin(self._alone_ns)
+        self.state = ReplicaState(
+            self.kv,
+            order,
+            role=self.role,
+            max_model_len=spec.max_model_len,
+            watermark_blocks=self.watermark,
+            host=self._host_memory(),
+            on_preempt=self._preempted,
+            on_join=self._joined_group,
+            on_leave=self._leave_group,
+        )
+        self._changing = self.state.changing
+        self._makes_way = (
+            self._changing is not None and self._changing.preempts and self.policy.preemptible
+        )
+        self._keep_log(self.state.group, self._recorder)
+        self.lives: dict[Request, Lifetime] = {}
+        self.expected: dict[Request, Ahead] = {}
+        self.kept: dict[Request, Lifetime] = {}
+        self.held_for_transfer = self.outstanding = 0
+        self._known_tokens = 0  # of outstanding requests that are not in the decode group
+        self.in_flight: list[Flight] = []
+        self._longest_run = FIRST_RUN
+        self._barren_steps = 0
+
+    def _host_tier(self) -> HostTier | None:
+        return host_side.tier_of(self.spec, self.kv, self.host_link)
+
+    def _host_memory(self) -> HostMemory | None:
+        return host_side.memory_of(self.spec, self.policy.host_memory_blocks, self.host_link)
+
+    def _run(self) -> Generator[Event, Any, None]:
+        """The process of the replica: it passes, sleeps for the step and applies it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _keep_log(group: DecodeGroup, recorder: Recorder) -> None:
+        """Tokens refer to the ticks of the group that they came with."""
+        group.log = recorder.add_log(group.ends_ns)
+
+    def _alone_ns(self, tokens: int) -> int:
+        """Length of a step that prefills so many tokens of one prompt from its start, ns."""
+        return self.spec.step_time.step_ns(StepWork([(tokens, 0)]), 0)
+
+    # --- its pace
+
+    def _set_pace(self, pace: Pace) -> None:
+        """Iterations that start from now on have this pace."""
+        self._pace = pace
+        own = self._own_step_time
+        self.step_time = PacedStepTime(own, pace) if pace else own
+
+    # --- the decode group
+
+    def _joined_group(self, request: Request) -> None:
+        """Put the tick with which a group member emits its last token here on the agenda."""
+        life, group = self.lives[request], self.state.group
+        self._known_tokens -= request.known_tokens
+        self._finish_seq += 1
+        life.finish_seq = self._finish_seq
+        clock = group.clock + life.goal - request.emitted_then
+        heapq.heappush(group.finish, (clock, self._finish_seq, life))
+
+    def _leave_group(self, request: Request) -> None:
+        group, first = request.group, request.since
+        assert group is not None
+        self._note_ticks(request, group, first, group.leave(request))
+
+    def _note_ticks(self, request: Request, group: DecodeGroup, first: int, ticks: int) -> None:
+        """Record the tokens that a request got as a member of a decode group."""
+        life = self.lives[request]
+        life.finish_seq = -1
+        self._known_tokens += request.known_tokens
+        if ticks and not self._late:
+            self._recorder.span(request.index, group.log, first, ticks)
+            life.deliver(ticks, group.ends_ns[first + ticks - 1])
+
+    def _preempted(
+        self, request: Request, lost_tokens: int, first_tick: int, ticks: int | None
+    ) -> None:
+        """Called by the state when the policy preempts; `ticks` are those in the decode group."""
+        life = self.lives[request]
+        if life.ahead is not None:
+            self._surroundings.preempted(life)
+        life.preemptions += 1
+        life.recomputed_tokens += lost_tokens
+        life.lost_tokens = lost_tokens
+        if request in self.state.swapped:
+            life.swap_outs += 1
+            life.swapped_blocks += self.state.swapped[request]
+        if ticks is not None:
+            self._note_ticks(request, self.state.group, first_tick, ticks)
+        if self._keeps_events:
+            self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
+
+    def _groups(self) -> list[DecodeGroup]:
+        """All decode groups with members."""
+        return [self.state.group]

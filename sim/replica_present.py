@@ -1,0 +1,166 @@
+"""A replica as it is now: what is over is applied first, so that readers see the present."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sim import host_side
+from sim.clock import now_ns
+from sim.flight import Flight
+from sim.replica_accounts import ReplicaAccounts
+from sim.request import Request
+
+
+class ReplicaPresent(ReplicaAccounts):
+    """Knows how far the flights are, and shows routers, the series and reports the present."""
+
+    # --- the present
+
+    def sync(self, *, passed: bool = False) -> None:
+        """Apply the iterations that are over, so that whoever reads the state sees the present.
+
+        Args:
+            passed: The passes of this instant are over. Else an iteration of a run that would start
+                at this instant has not started: the pass that decides so is still to come.
+        """
+        if not self.in_flight:
+            return
+        flight, now = self.in_flight[-1], self.env.now
+        over = min(bisect_right(flight.ends_ns, now), len(flight.ends_ns) - 1)
+        begun = passed or not over or flight.ends_ns[over - 1] < now
+        if over > flight.applied or begun > flight.begun:
+            self._advance(flight, over, begun=begun)
+
+    def _advance(self, flight: Flight, upto: int, *, begun: bool = True) -> None:
+        """Apply the iterations of a run up to `upto`.
+
+        If there is one more, and that has begun, its blocks are taken as well.
+        """
+        ends, group = flight.ends_ns, flight.group
+        new = ends[flight.applied : upto] if flight.applied or upto < len(ends) else ends
+        flight.applied = upto
+        more = begun and upto < len(ends)
+        had, flight.begun = flight.begun, begun
+        if flight.chunks:
+            flight.advance_chunks(len(new), self.kv, had=had, more=more)
+        if not flight.ticks:
+            return
+        # The first tick ahead may have its blocks already. Of a run that was cut where it was last
+        # synced, that tick never starts, and gives them back.
+        started = len(new) + more
+        if started != group.taken:
+            self.kv.take_ticks(group, started)
+        group.advance(new)
+        group.taken = more
+
+    def settle(self) -> None:
+        """Bring every request up to date when the run is stopped before it ended."""
+        self.sync()
+        for request in list(self.state.running):
+            if request.group is not None:
+                self._leave_group(request)
+
+    # --- what routers and reports see
+
+    @property
+    def as_of_ns(self) -> int:
+        """The present: the numbers here are exact."""
+        return now_ns(self.env)
+
+    def serves(self, request: Request) -> bool:
+        """Whether a request is outstanding here."""
+        ahead = self.expected.get(request)
+        if ahead is not None:
+            return not ahead.given_up
+        life = self.lives.get(request)
+        return life is not None and life.where is self
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt and emitted tokens of all requests outstanding here, as of now."""
+        self.sync()
+        return self._known_tokens + self.state.group.context_tokens
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.state.waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens known of the requests in the queue."""
+        return self.state.waiting.tokens
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """Tokens still to be prefilled here, as of now."""
+        self.sync()
+        queue = self.state.waiting
+        begun = sum(r.target_tokens - r.computed_then for r in self._begun())
+        return queue.tokens - queue.expected_cached + begun
+
+    def _begun(self) -> Iterable[Request]:
+        """Requests whose prefill has begun and is not complete."""
+        return self.state.prefilling
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block."""
+        return self.kv.block_tokens
+
+    @property
+    def total_blocks(self) -> int:
+        """Size of the KV pool."""
+        return self.kv.total_blocks
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks held or kept for a transfer, as of now."""
+        self.sync()
+        return self.kv.total_blocks - self.kv.free_blocks
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks used, as of now, and those that whoever holds none yet will need."""
+        return (
+            self.used_blocks
+            + self.state.waiting.blocks
+            + self._surroundings.unsent_blocks(self._this)
+        )
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of the request that would be found cached here now."""
+        self.sync()
+        return self.kv.peek(request)
+
+    @property
+    def step_time_usage(self) -> Mapping[str, Any] | None:
+        """What its step-time model counted; None if it counts nothing."""
+        return None if self._notes_to is None else self._notes_to.usage()
+
+    @property
+    def busy_by_now_ns(self) -> int:
+        """Time with a step in flight up to now."""
+        if not self.in_flight:
+            return self.busy_ns
+        since = max(self._counted_until_ns, min(flight.start_ns for flight in self.in_flight))
+        return self.busy_ns + now_ns(self.env) - since
+
+    @property
+    def _counted_until_ns(self) -> int:
+        """Up to when `busy_ns` counts, where steps of several batches overlap."""
+        return 0
+
+    def gauges(self) -> tuple[int, int, int, int, int]:
+        """What the series holds of it, as of now: see `sim.records.SERIES_COLUMNS`."""
+        self.sync(passed=True)
+        kv, state = self.kv, self.state
+        used = kv.total_blocks - kv.free_blocks
+        lost = self.lost_blocks_then + kv.lost_blocks
+        return len(state.waiting), state.num_running, used, kv.cached_blocks, lost
+
+    def tier_facts(self) -> dict[str, int]:
+        """What moved to and from host memory and a disk behind it, and what was found there."""
+        return host_side.facts_of(self.host_link, self._tier)
