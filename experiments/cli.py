@@ -251,6 +251,46 @@ def metrics(json: AsJson = False) -> None:
     outcome.metrics(as_json=json)
 
 
+@app.command()
+@guarded
+def phases(
+    model: Annotated[str, typer.Option(help="Name, or a Hugging Face config.json.")],
+    device: Annotated[str, typer.Option(help="Name of a data sheet.")],
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, help="Decodes, or prompts, of a step.")] = 32,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens a decode attends to. Default: the prompt.")
+    ] = None,
+    output: Annotated[int, typer.Option(min=1, help="Tokens that a request emits.")] = 128,
+    precision: Annotated[str, typer.Option(help="Of the weights.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Of the KV cache.")] = "bf16",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of a replica.")] = 1,
+    token_rows: Annotated[
+        bool,
+        typer.Option("--token-rows", help="Also count rows with and without a KV cache."),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the roofline, as one HTML file.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """The arithmetic of prefill and decode: FLOPs, bytes, what bounds them, and the floors."""
+    from experiments.phases import Question, run
+
+    asked = Question(
+        model,
+        device,
+        prompt,
+        batch,
+        context or prompt,
+        output,
+        precision,
+        kv_dtype,
+        tensor_parallel,
+    )
+    run(asked, rows=token_rows, plot=plot, as_json=json)
+
+
 # --- traces
 
 
