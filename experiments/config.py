@@ -31,7 +31,7 @@ from sim.errors import ConfigError
 CONFIGS = Path(__file__).with_name("configs")
 """Folder of the shipped configs."""
 
-_OF_THE_FILE = ("name", "about", "answer", "compare", "grid", "schema_version")
+_OF_THE_FILE = ("name", "about", "answer", "compare", "grid", "replications", "schema_version")
 """Keys that belong to the file as a whole, not to a variant."""
 _LONGEST_PATH = 4000
 _LONGEST_SLUG = 120

@@ -611,6 +611,10 @@ class Common(Strict):
     """Money and energy, such as {sheet: runpod}. Default: neither is computed."""
     seed: Seed = 0
     """Every random draw derives from it, by the name of what is drawn."""
+    replications: Annotated[int, Field(ge=1, le=1000), BeforeValidator(_whole)] = 1
+    """Runs of each variant, which differ in their seed alone; run k has the same seed in every
+    variant. From 3 on there are confidence intervals, and differences between variants are tested.
+    """
     warm_up_s: NotNegative = 0.0
     """Requests that arrive in the first seconds are simulated but not measured."""
     drain_s: NotNegative = 0.0
