@@ -428,8 +428,12 @@ SERIES_COLUMNS = (
     "lost_blocks",
 )
 # `lost` requests had to leave because of the change.
-CHANGES = ("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off")
-CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
+# `factor_millionths` is that of a straggler or a slow NIC, -1 elsewhere.
+CHANGES = (
+    *("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off"),
+    *("slowed", "normal", "degraded", "mended"),
+)
+CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost", "factor_millionths")
 # `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
 # its links to itself, all bytes being there.
 TRANSFER_COLUMNS = (
