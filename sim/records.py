@@ -429,8 +429,12 @@ SERIES_COLUMNS = (
     "lost_blocks",
 )
 # `lost` requests had to leave because of the change.
-CHANGES = ("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off")
-CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
+# `factor_millionths` is that of a straggler or a slow NIC, -1 elsewhere.
+CHANGES = (
+    *("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off"),
+    *("slowed", "normal", "degraded", "mended"),
+)
+CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost", "factor_millionths")
 # Prefixes fetched from one replica's cache into another's, those called off left out.
 FETCH_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "tokens", "bytes")
 # `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
