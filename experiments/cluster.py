@@ -31,7 +31,6 @@ from sim.admission import Admission
 from sim.cluster import Cluster
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
-from sim.pipeline import PipelineReplica
 from sim.policy import Policy
 from sim.pool import PoolSpec
 from sim.replica_spec import ReplicaSpec
@@ -90,6 +89,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         ConfigError: Sizes that do not fit: no room for KV, a policy's limits, heads by GPUs.
     """
     check_nics(experiment, where)
+    pipeline.check_transfer(experiment, where)
     topology.check_keys(experiment, where)
     nodes = topology.of(experiment, where)
     model = load_model(experiment.model, folder, where("model"))
@@ -383,7 +383,7 @@ def _replica(
         ),
         nic_bytes_per_s=pool.nic_bytes_per_s,
         startup=startup.of_pool(pool, model, stages, where("pools", role, "restart")),
-        kind=PipelineReplica if len(stages) > 1 else None,
+        kind=pipeline.kind_of(pool, policy, where("pools", role)),
     )
     return spec, [
         f"KV cache: {origin}.",

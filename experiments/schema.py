@@ -310,6 +310,9 @@ class Pool(Strict):
     stages before the last."""
     stage_link: StageLink = StageLink()
     """How activations move from stage to stage."""
+    chunked_pipeline: bool = False
+    """Several chunks of one prompt may be in the stages at once, one behind the other, so that a
+    long prompt alone is done sooner, by up to the number of stages (`sim.chunked_pipeline`)."""
     expert_parallel: Count = 1
     """Of those GPUs, how many hold experts of their own; the rest share each expert."""
     data_parallel_attention: Count = 1

@@ -14,6 +14,7 @@ from simpy.events import Event
 from sim.admission import Admission, Gate
 from sim.admission import check as check_admission
 from sim.changes import Changes, OnFailure
+from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.hand_over import HandOver
@@ -100,6 +101,7 @@ class Cluster:
                 f"decode_router: {type(self.decode.router).__name__} chooses where to prefill, "
                 "which says nothing of decode replicas; try least-kv"
             )
+        _refuse_chunks_ahead(self.transfer, self.entry)
         if self.prefix_fetch is not None:
             check_fetch(self.entry.replicas)
         if (self.decode is None) != (self.transfer is None):
@@ -114,6 +116,15 @@ class Cluster:
             raise ConfigError("transfer: bandwidth_bytes_per_s: needed without a topology")
         if self.topology is not None or self.transfer is None or not self.transfer.shares_links:
             _refuse_nics(self.entry, self.decode)
+
+
+def _refuse_chunks_ahead(transfer: TransferSpec | None, entry: PoolSpec) -> None:
+    """What is under way in a chunked pipeline counts as computed, and would be sent too early."""
+    ahead = any(issubclass(r.kind or Replica, ChunkedPipelineReplica) for r in entry.replicas)
+    if ahead and transfer is not None and transfer.overlap == "chunked":
+        raise ConfigError(
+            "transfer.overlap: chunked: not modelled with chunked_pipeline; try overlap: layerwise"
+        )
 
 
 def _refuse_nics(*pools: PoolSpec | None) -> None:
