@@ -297,6 +297,7 @@ def _transfer(experiment: Experiment) -> TransferSpec:
         blocks_decode=transfer.blocks_decode,
         push=transfer.start == "push",
         decode_first=transfer.decode_first,
+        max_waiting_share=transfer.max_waiting_share,
     )
 
 

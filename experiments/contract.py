@@ -297,7 +297,7 @@ def _cluster(subject: Subject, workload: Workload, watch: type[Policy] | None) -
 def _local_prefill(subject: Subject, workload: Workload) -> LocalPrefill | None:
     """Which requests stay on the decode side, where the policy admits them there at all."""
     told = workload.get("local_prefill")
-    return LocalPrefill(**told) if told and subject.make_policy().joins_loaded else None
+    return LocalPrefill(**told) if told and subject.make_policy().prefills_who_waits else None
 
 
 def _transfer(workload: Workload) -> TransferSpec:

@@ -359,6 +359,10 @@ class Transfer(Strict):
     blocks_decode: bool = False
     """A decode replica starts no step while KV is on its way to it, one request's at a time
     (DistServe)."""
+    max_waiting_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """With `blocks_decode`: requests are fetched one after the other while those fetched, and not
+    running yet, have less than this share of the pool (DistServe: 0.05). Default: as many as have
+    room, each of which joins at once."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
     decode_first: bool = False

@@ -7,6 +7,7 @@ dataclass are its options in a config. Names are written with hyphens, options w
 from policies.affinity import ConsistentHash, SessionAffinity
 from policies.cache_routing import KVAware, LeastKV, PrefixAware
 from policies.class_placement import ClassAware
+from policies.distserve import DistServe
 from policies.fair_order import VirtualTokenCounters
 from policies.multi_level_order import MultiLevelQueue
 from policies.orca import Orca
@@ -27,6 +28,7 @@ POLICIES = {
     "vllm-v1": TokenBudget,
     "sarathi": Sarathi,
     "sglang": LongestPrefix,
+    "distserve": DistServe,
 }
 
 ROUTERS = {

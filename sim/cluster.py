@@ -156,7 +156,7 @@ class LiveCluster:
         self._on_end = on_end
         self._on_failed = on_failed
         self._progress = progress
-        self._of_role: dict[str, dict[str, bool]] = {}
+        self._of_role: dict[str, dict[str, Any]] = {}
         self.changes = Changes(self)
         self._seed = seed
         self._snapshots: list[Snapshots] = []
@@ -174,12 +174,15 @@ class LiveCluster:
         self._pushes = transfer is not None and transfer.push
         self._again = again = transfer is not None and transfer.recompute_last_token
         alone = transfer is not None and transfer.blocks_decode
+        share = None if transfer is None else transfer.max_waiting_share
         role = "both" if spec.decode is None else "prefill"
         self.entry = self._build(spec.entry, role, "router", withholds_first_token=again)
         self.decode = (
             None
             if spec.decode is None
-            else self._build(spec.decode, "decode", "decode_router", loads_alone=alone)
+            else self._build(
+                spec.decode, "decode", "decode_router", loads_alone=alone, waiting_share=share
+            )
         )
         self._gate: Gate | None = None
         if spec.admission is not None:
@@ -188,7 +191,7 @@ class LiveCluster:
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
 
-    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: bool) -> Pool:
+    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: Any) -> Pool:
         self._of_role[role] = more
         replicas = [
             self._replica(replica_spec, role, index)
