@@ -18,6 +18,7 @@ from experiments import (
     schema,
     startup,
     step_times,
+    transfers,
 )
 from experiments.explain import placed
 from experiments.names import brief
@@ -32,7 +33,6 @@ from sim.pipeline import PipelineReplica
 from sim.policy import Policy
 from sim.pool import PoolSpec
 from sim.replica_spec import ReplicaSpec
-from sim.transfer import TransferSpec
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork
@@ -110,7 +110,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     cluster = Cluster(
         entry=built.get("colocated") or built["prefill"],
         decode=built.get("decode"),
-        transfer=None if transfer is None else _transfer(experiment),
+        transfer=None if transfer is None else transfers.spec_of(transfer, model, where),
         predictor=predictor,
         admission=_admission(experiment, where),
         on_failure=experiment.on_failure,
@@ -283,21 +283,6 @@ def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.Ea
         {name: round(limit_s * 1e9) for name, limit_s in early.classes.items()},
         early.prefill_tokens_per_s,
         early.counts_cached,
-    )
-
-
-def _transfer(experiment: Experiment) -> TransferSpec:
-    transfer = experiment.pools.transfer
-    assert transfer is not None
-    return TransferSpec(
-        bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
-        latency_s=transfer.latency_s,
-        recompute_last_token=transfer.recompute_last_token,
-        shares_links=transfer.sharing == "max-min",
-        blocks_decode=transfer.blocks_decode,
-        push=transfer.start == "push",
-        decode_first=transfer.decode_first,
-        max_waiting_share=transfer.max_waiting_share,
     )
 
 

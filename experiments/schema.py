@@ -351,8 +351,13 @@ class Transfer(Strict):
     """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
     side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
     only when its blocks are reserved there."""
-    overlap: Literal["none"] = "none"
-    """The KV moves after the prefill has ended."""
+    overlap: Literal["none", "layerwise", "chunked"] = "none"
+    """``none``: the KV moves after the prefill has ended. With ``start: push`` also ``layerwise``:
+    all layers but the last one flow from the start of the prefill on (Splitwise, Mooncake), and
+    ``chunked``: what a chunk of a prefill has computed is sent when its step ends (SGLang)."""
+    layerwise_above_tokens: Natural = 0
+    """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
+    by layer (Splitwise)."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly."""

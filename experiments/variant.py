@@ -297,6 +297,7 @@ def _bundle(
         windows=windows,
         work=cluster.work(experiment, folder),
         rates=rates_of(experiment),
+        transfers=result.transfers,
     )
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),

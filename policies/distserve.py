@@ -27,7 +27,8 @@ class DistServe(Policy):
       boundary, are free; also in a pass that swapped out. (c) If nobody is swapped out any more,
       loaded requests join in order while there is a seat and the block for their next token, if
       they need one, is free. All of them decode in this very step. The first that does not fit ends
-      each of (b) and (c). Where nothing would run otherwise, (c) is done even so.
+      each of (b) and (c). Where nothing would run otherwise, (c) is done even so; and if no block
+      is free for the first of those loaded, as many as have seats join, and (a) is done again.
     - What moves to and from the host costs time as in rule 20; with fewer free blocks there than a
       victim has, or no `host_blocks`, it is computed again, on its replica (rule 34).
 
@@ -104,6 +105,19 @@ class DistServe(Policy):
 
     def _decodes(self, state: ReplicaState, batch: ScheduledBatch) -> None:
         batch.repeat = UNTIL_CHANGE
+        self._make_room(state, batch)
+        state.return_swapped(batch, self.seats, spare_blocks=0)
+        if not state.swapped or not state.num_running:
+            self._join(state, batch)
+            if state.loaded and not state.num_running:
+                state.join_loaded(self.seats)
+                self._make_room(state, batch)
+        for request in state.prefilling:  # the last prompt token, recomputed after a transfer
+            batch.tokens[request] = request.remaining_tokens
+
+    @staticmethod
+    def _make_room(state: ReplicaState, batch: ScheduledBatch) -> None:
+        """All running requests decode, or those who are left when the last ones are gone."""
         while not state.decode_all(batch):
             first, *later = state.running
             victim = state.order.victim(first, deque(later))
@@ -111,11 +125,6 @@ class DistServe(Policy):
                 state.hold_back(victim)
             else:
                 state.preempt(victim)
-        state.return_swapped(batch, self.seats, spare_blocks=0)
-        if not state.swapped or not state.num_running:
-            self._join(state, batch)
-        for request in state.prefilling:  # the last prompt token, recomputed after a transfer
-            batch.tokens[request] = request.remaining_tokens
 
     def _join(self, state: ReplicaState, batch: ScheduledBatch) -> None:
         """Loaded requests take the block of their next token, and decode in this batch."""

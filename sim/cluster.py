@@ -36,6 +36,7 @@ from sim.records import (
 from sim.replica import Replica
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Identity, Request
+from sim.scaling import Scaler
 from sim.snapshot import Snapshots
 from sim.topology import Topology
 from sim.transfer import TransferSpec
@@ -176,7 +177,13 @@ class LiveCluster:
         alone = transfer is not None and transfer.blocks_decode
         share = None if transfer is None else transfer.max_waiting_share
         role = "both" if spec.decode is None else "prefill"
-        self.entry = self._build(spec.entry, role, "router", withholds_first_token=again)
+        self.entry = self._build(
+            spec.entry,
+            role,
+            "router",
+            withholds_first_token=again,
+            tells_chunks=transfer is not None and transfer.overlap == "chunked",
+        )
         self.decode = (
             None
             if spec.decode is None
@@ -187,6 +194,8 @@ class LiveCluster:
         self._gate: Gate | None = None
         if spec.admission is not None:
             self._gate = Gate(spec.admission, self.entry.replicas, self.entry.views)
+        self._told: list[list[Lifetime]] = []  # who keeps requests that have ended
+        self._scale()
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
@@ -229,12 +238,32 @@ class LiveCluster:
             self.between.join(replica)
         return replica
 
-    def add(self, pool: Pool, like: Replica) -> Replica:
-        """One more replica, made as another of the pool, joins it (rule 82)."""
-        replica = self._replica(like.spec, like.role, len(pool.replicas))
-        pool.replicas.append(replica)
-        if pool.snapshots is not None:
-            pool.snapshots.add(replica)
+    def _scale(self) -> None:
+        """Let the pools grow and shrink that do so by themselves."""
+        for pool in (self.entry, self.decode):
+            if pool is not None and pool.spec.scaling is not None:
+                pool.scaler = Scaler(self, pool, pool.spec.scaling)
+
+    def tell_ends(self, ended: list[Lifetime]) -> None:
+        """Put requests there when they end."""
+        self._told.append(ended)
+
+    def requests_without_replica(self, pool: Pool) -> Iterable[Request]:
+        """Requests that wait for a replica of the pool to come up, as it would see them."""
+        if pool is self.entry:
+            return (self.request_of(life, at_entry=True) for life in self.changes.at_router)
+        return () if self.between is None else (pull.request for pull in self.between.stranded)
+
+    def without_replica(self, pool: Pool) -> int:
+        """How many these are."""
+        if pool is self.entry:
+            return len(self.changes.at_router)
+        return 0 if self.between is None else len(self.between.stranded)
+
+    def add(self, pool: Pool, like: Replica, spec: ReplicaSpec | None = None) -> Replica:
+        """One more replica joins a pool, made as another there, or of a spec (rule 82)."""
+        replica = self._replica(spec or like.spec, like.role, len(pool.replicas))
+        pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)
         return replica
@@ -288,7 +317,7 @@ class LiveCluster:
             self._predict(life, request)
         self.live[arrival.index] = life
         if not self.place(life, request, offered):
-            self.changes.at_router.append(life)
+            self.changes.wait(life)
         if patience_ns is not None:
             self.impatient += 1
             life.cancellation = Instant(self.env, patience_ns, Phase.CANCEL + arrival.index)
@@ -408,6 +437,8 @@ class LiveCluster:
             life.cancellation.call_off()
         self.live.pop(life.arrival.index, None)
         self.ended += 1
+        for ended in self._told:
+            ended.append(life)
         if self._progress is not None and self.ended % _TELL_EVERY == 0:
             self._progress(now_ns, self.ended)
         if self.recorder.record.events:
@@ -443,6 +474,17 @@ class LiveCluster:
         if self.between is not None:
             self.between.left_early(life)
 
+    def preempted(self, life: Lifetime) -> None:
+        """A request that goes on elsewhere is preempted on its prefill replica."""
+        if self.between is not None and self.between.streams is not None:
+            self.between.streams.called_off(life)
+
+    def computed(self, replica: Replica, request: Request, life: Lifetime) -> None:
+        """A chunk of a prompt that goes on elsewhere is computed, and it is not the last."""
+        assert self.between is not None
+        assert self.between.streams is not None
+        self.between.streams.computed(replica, request, life)
+
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """The request has emitted all it emits here and moves to the decode pool."""
         assert self.between is not None
@@ -471,7 +513,7 @@ class LiveCluster:
 
     def may_help(self, replica: Replica) -> bool:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
-        if self.between is not None and self.between.transfers:
+        if self.between is not None and self.between.any_sent_whole():
             return True
         if self.impatient or self.changes.may_help():
             return True
@@ -520,6 +562,8 @@ class LiveCluster:
                 ),
                 found_tokens=replica.found_tokens,
                 asked_tokens=replica.asked_tokens,
+                joined_ns=replica.joined_ns,
+                left_ns=replica.left_ns,
             )
             for replica in self.replicas
         ]

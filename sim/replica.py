@@ -239,7 +239,7 @@ class Replica(ReplicaTraffic):
         if self._changing is not None and self.state.waiting and not self._no_turn(batch):
             return 1
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
-        if n == 1 or self.state.preempted:
+        if n == 1 or self.state.preempted or (self._tells_chunks and flight.chunks):
             return 1
         if self.role == "decode" and self._cache and self._may_find_more():
             return 1

@@ -135,6 +135,8 @@ class ReplicaEnds(ReplicaPresent):
             else:
                 complete = request.computed_then == request.target_tokens
                 leaves = complete and self._prefilled(request, now)
+                if self._tells_chunks and not complete:
+                    self._surroundings.computed(self._this, request, self.lives[request])
             if not commits:
                 if leaves:
                     done.append(request)

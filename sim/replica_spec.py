@@ -94,6 +94,14 @@ class Surroundings(Protocol):
         """A request that goes on elsewhere was given up, and has left its prefill replica."""
         ...
 
+    def preempted(self, life: Lifetime) -> None:
+        """A request that goes on elsewhere is preempted on its prefill replica."""
+        ...
+
+    def computed(self, replica: Replica, request: Request, life: Lifetime) -> None:
+        """A chunk that is not the last of its prompt is computed, if a replica `tells_chunks`."""
+        ...
+
     def more_room(self) -> None:
         """Something has changed on a decode replica for which prefill replicas may wait (push)."""
         ...

@@ -100,6 +100,17 @@ def test_who_waits_goes_on_where_a_swapped_request_never_fits_beside_it(fast_for
     assert got.tokens[1][-1] < got.tokens[0][-1]
 
 
+@both
+def test_two_who_came_with_full_blocks_do_not_wait_for_each_other(fast_forward: bool) -> None:
+    decode = replica("distserve", 3, host_blocks=9, host_bandwidth=4e6, kv_bytes_per_token=1)
+    requests = [(0, 4, 2), (0, 8, 2)]
+    got = distserve(requests, PREFILL, decode, fast_forward=fast_forward, share=1.0)
+    # P = 12: 22. Both come: 26 and 34. Each needs one block more, none is free. Both join, and the
+    # last is swapped out, 2 blocks: 2 us. 0 decodes: 12 + 2: 48. Back, 2: 12 + 2: 62.
+    assert got.tokens == [[22, 48], [22, 62]]
+    assert got.preemptions == [0, 1]
+
+
 ROWS = st.lists(
     st.tuples(st.integers(0, 120), st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=10
 )
