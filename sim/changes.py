@@ -137,9 +137,11 @@ class Changes:
         if replica.condition == DOWN:
             raise _refused("fail", pool, replica)
         between = self._live.between
+        moving = self._live.migrations
+        moved = [] if moving is None else moving.fail(replica)
         kept = [] if between is None else between.fail(replica)
         begun, waiting = replica.fail()
-        lost = [*begun, *kept, *waiting]
+        lost = [*begun, *kept, *moved, *waiting]
         if replica.condition == UP:
             pool.missing += 1
         self._stop_loading(replica)

@@ -17,6 +17,7 @@ from sim.changes import Changes, OnFailure
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.hand_over import HandOver
+from sim.migration import Migrations, MigrationSpec
 from sim.network import Network
 from sim.policy import ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
@@ -72,6 +73,7 @@ class Cluster:
         admission: Who is turned away at the entry, or None.
         on_failure: Whether requests of a replica that fails are routed again, or fail with it.
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
+        migration: Which running requests move to other replicas of the pool that decodes, or None.
     """
 
     entry: PoolSpec
@@ -81,6 +83,7 @@ class Cluster:
     admission: Admission | None = None
     on_failure: OnFailure = "reroute"
     topology: Topology | None = None
+    migration: MigrationSpec | None = None
 
     def __post_init__(self) -> None:
         if self.admission is not None:
@@ -91,7 +94,11 @@ class Cluster:
             _check_topology(self.transfer, self.entry, self.decode)
         elif self.transfer is not None and self.transfer.bandwidth_bytes_per_s is None:
             raise ConfigError("transfer: bandwidth_bytes_per_s: needed without a topology")
-        if self.topology is not None or self.transfer is None or not self.transfer.shares_links:
+        if self.migration is not None:
+            pool = self.decode or self.entry
+            self.migration.check(pool, self.transfer, has_network=self.topology is not None)
+        links = self.transfer or (self.migration and self.migration.link)
+        if self.topology is not None or not links or not links.shares_links:
             _refuse_nics(self.entry, self.decode)
 
 
@@ -158,9 +165,12 @@ class LiveCluster:
             "seed": seed,
         }
         transfer = spec.transfer
-        latency_ns = 0 if transfer is None else transfer.latency_ns
+        moving = spec.migration
+        link = transfer or (moving and moving.link)
+        latency_ns = link.latency_ns if link else 0
         self.network = None if spec.topology is None else Network(env, spec.topology, latency_ns)
         self.between = None if transfer is None else HandOver(self, transfer)
+        self.migrations = None if moving is None else Migrations(self, moving)
         self._pushes = transfer is not None and transfer.push
         self._again = again = transfer is not None and transfer.recompute_last_token
         alone = transfer is not None and transfer.blocks_decode
@@ -186,7 +196,7 @@ class LiveCluster:
         ]
         snapshots = None
         if pool.snapshot_ns:
-            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self._in_motion)
+            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self.in_motion)
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
@@ -213,6 +223,8 @@ class LiveCluster:
             self.network.join(replica, spec.seat, f"{role} replica {index}")
         if self.between is not None:
             self.between.join(replica)
+        if self.migrations is not None:
+            self.migrations.join(replica)
         return replica
 
     def add(self, pool: Pool, like: Replica) -> Replica:
@@ -225,10 +237,12 @@ class LiveCluster:
             self._gate.add(replica)
         return replica
 
-    def _in_motion(self) -> bool:
+    def in_motion(self) -> bool:
         """Whether something goes on by itself, without an arrival, a cancellation or an event."""
-        between = self.between
+        between, moving = self.between, self.migrations
         if between is not None and (between.transfers or between.waiting):
+            return True
+        if moving is not None and moving.under_way:
             return True
         return any(replica.at_work for replica in self.replicas)
 
@@ -236,6 +250,8 @@ class LiveCluster:
         """Something is about to change from outside: an arrival, an end, an event."""
         for snapshots in self._snapshots:
             snapshots.wake()
+        if self.migrations is not None:
+            self.migrations.wake()
 
     # --- arrivals
 
@@ -243,7 +259,7 @@ class LiveCluster:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
         self.arrived += 1
-        if self._snapshots:
+        if self._snapshots or self.migrations is not None:
             self.stir()
         patience_ns = arrival.cancel_after_ns
         if patience_ns is not None and patience_ns <= 0:
@@ -369,6 +385,8 @@ class LiveCluster:
             self.impatient -= 1
             life.cancellation.call_off()
         self.live.pop(life.arrival.index, None)
+        if self.migrations is not None and not self.live:
+            self.migrations.rest()
         self.ended += 1
         if self._progress is not None and self.ended % _TELL_EVERY == 0:
             self._progress(now_ns, self.ended)
@@ -394,6 +412,8 @@ class LiveCluster:
             if between is None or not between.withdraw(life):
                 self.changes.withdraw(life)
             self.left_early(life)
+        elif self.migrations is not None and self.migrations.cancel(life):
+            pass  # its KV is on the way to another replica, and arrives there
         elif between is None or not between.cancel(life, request, replica):
             replica.give_up(request)
         self.end(life, CANCELLED, "", now_ns(self.env))
@@ -435,6 +455,8 @@ class LiveCluster:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
         if self.between is not None and self.between.transfers:
             return True
+        if self.migrations is not None and self.migrations.under_way:
+            return True
         if self.impatient or self.changes.may_help():
             return True
         others = (other for other in self.replicas if other is not replica)
@@ -447,7 +469,7 @@ class LiveCluster:
     @property
     def may_return(self) -> bool:
         """Whether a request that has left a replica may come back to it."""
-        return self.changes.expected
+        return self.changes.expected or self.migrations is not None
 
     def note_event(self, life: Lifetime, code: int, replica: Replica) -> None:
         """A change of a request's state, if these are recorded."""

@@ -236,8 +236,8 @@ class ReplicaEnds(ReplicaPresent):
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is here, and nobody's KV is kept."""
-        return not (self.lives or self.kept)
+        """Whether nobody is here, and nobody's KV is kept or coming."""
+        return not (self.lives or self.kept or self.reserved)
 
 
 def by_seat(request: Request) -> int:
