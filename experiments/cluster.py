@@ -9,7 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from experiments import changes, host_link, parts, pipeline, schema, startup, step_times
+from experiments import (
+    changes,
+    conditional,
+    host_link,
+    parts,
+    pipeline,
+    schema,
+    startup,
+    step_times,
+    transfers,
+)
 from experiments.explain import placed
 from experiments.names import brief
 from experiments.schema import Experiment, Pool
@@ -23,7 +33,6 @@ from sim.pipeline import PipelineReplica
 from sim.policy import Policy
 from sim.pool import PoolSpec
 from sim.replica_spec import ReplicaSpec
-from sim.transfer import TransferSpec
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork
@@ -101,10 +110,11 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     cluster = Cluster(
         entry=built.get("colocated") or built["prefill"],
         decode=built.get("decode"),
-        transfer=None if transfer is None else _transfer(experiment),
+        transfer=None if transfer is None else transfers.spec_of(transfer, model, where),
         predictor=predictor,
         admission=_admission(experiment, where),
         on_failure=experiment.on_failure,
+        local_prefill=conditional.local_prefill(experiment, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -273,19 +283,6 @@ def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.Ea
         {name: round(limit_s * 1e9) for name, limit_s in early.classes.items()},
         early.prefill_tokens_per_s,
         early.counts_cached,
-    )
-
-
-def _transfer(experiment: Experiment) -> TransferSpec:
-    transfer = experiment.pools.transfer
-    assert transfer is not None
-    return TransferSpec(
-        bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
-        latency_s=transfer.latency_s,
-        recompute_last_token=transfer.recompute_last_token,
-        shares_links=transfer.sharing == "max-min",
-        blocks_decode=transfer.blocks_decode,
-        push=transfer.start == "push",
     )
 
 

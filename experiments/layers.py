@@ -235,7 +235,7 @@ def _check_layout(pools: Mapping[str, Any], where: str) -> None:
             f"{where}pools: {{}}: expected colocated, or prefill, decode and transfer"
         )
     if "colocated" in pools:
-        others = [key for key in ("prefill", "decode", "transfer") if key in pools]
+        others = [key for key in Pools.model_fields if key != "colocated" and key in pools]
         if others:
             raise ConfigError(
                 f"{where}pools.{others[0]}: there is a colocated pool; give one or the other"

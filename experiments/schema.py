@@ -351,8 +351,13 @@ class Transfer(Strict):
     """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
     side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
     only when its blocks are reserved there."""
-    overlap: Literal["none"] = "none"
-    """The KV moves after the prefill has ended."""
+    overlap: Literal["none", "layerwise", "chunked"] = "none"
+    """``none``: the KV moves after the prefill has ended. With ``start: push`` also ``layerwise``:
+    all layers but the last one flow from the start of the prefill on (Splitwise, Mooncake), and
+    ``chunked``: what a chunk of a prefill has computed is sent when its step ends (SGLang)."""
+    layerwise_above_tokens: Natural = 0
+    """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
+    by layer (Splitwise)."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly."""
@@ -361,6 +366,19 @@ class Transfer(Strict):
     (DistServe)."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
+    decode_first: bool = False
+    """The decode replica is chosen on arrival, before the prefill replica (llm-d, Dynamo), not when
+    the prefill ends. With `local_prefill` it always is."""
+
+
+class LocalPrefill(Strict):
+    """Which requests stay on the decode replica chosen for them, which then prefills them itself
+    (`sim.local_prefill`)."""
+
+    max_uncached_tokens: Natural = 0
+    """Those with at most so many prompt tokens that are not cached there."""
+    max_queue: Count | None = None
+    """All, while at least so many requests wait in the queues of the prefill pool."""
 
 
 class TokenBucket(Strict):
@@ -428,6 +446,9 @@ class Pools(Strict):
     prefill: Pool | None = None
     decode: Pool | None = None
     transfer: Transfer | None = None
+    local_prefill: LocalPrefill | None = None
+    """Conditional disaggregation, such as {max_uncached_tokens: 1000, max_queue: 2}. Default: all
+    requests are prefilled by the prefill pool."""
 
 
 class Targets(Strict):

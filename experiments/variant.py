@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import changes, cluster, hashes, pipeline
+from experiments import changes, cluster, conditional, hashes, pipeline
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.notes import thrashing
@@ -154,6 +154,7 @@ def run_variant(
     notes += _of_sessions(workload, bundle.summary)
     notes += _of_preemptions(result)
     notes += changes.report(result, bundle.summary)
+    notes += conditional.report(experiment, result, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
     bundle.wallclock = {
@@ -296,6 +297,7 @@ def _bundle(
         windows=windows,
         work=cluster.work(experiment, folder),
         rates=rates_of(experiment),
+        transfers=result.transfers,
     )
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments import conditional
 from experiments.names import canonical
 from sim.cluster import Cluster
 from sim.policy import Policy
@@ -32,6 +33,7 @@ def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_of_caches(experiment, pools),
         *_of_orders(experiment, pools),
         *_of_limits(experiment),
+        *conditional.without_effect(experiment),
     ]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Protocol
 
 from sim.links import Flow, Link, SharedLinks
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from sim.replica import Replica
     from sim.transfer import TransferSpec
 
+_NS_PER_S = 10**9
+
 
 class OnTheWay(Protocol):
     """A transfer under way."""
@@ -22,8 +26,12 @@ class OnTheWay(Protocol):
         """It never ends, and takes no bandwidth from now on."""
         ...
 
-    def release(self) -> None:
-        """What was withheld may be sent, a latency from now."""
+    def release(self, share: Fraction | None = None) -> None:
+        """More may be sent, a latency from now.
+
+        Args:
+            share: Of all its bytes, of those that are withheld; None: all that is left of them.
+        """
         ...
 
 
@@ -49,6 +57,17 @@ class Carrier(Protocol):
             num_bytes: Keys and values, each counted once.
             on_end: Called in phase (2) of the instant at which its end is applied.
             withheld: Share of the bytes that waits for `OnTheWay.release`; None: it waits for none.
+        """
+        ...
+
+    def alone_ns(self, source: Replica, target: Replica, request: int, num_bytes: int) -> int:
+        """How long a transfer would take if it had its links to itself, nothing being wrong.
+
+        Args:
+            source: As in `send`, as are the others.
+            target: The replica that receives.
+            request: Index of the request.
+            num_bytes: Keys and values, each counted once.
         """
         ...
 
@@ -89,14 +108,36 @@ class Nics:
         on_end: Callable[[], None],
         *,
         withheld: Fraction | None = None,
-    ) -> Flow:
+    ) -> OnTheWay:
         """See `Carrier.send`."""
         path = self._nics[source][0], self._nics[target][1]
         held = None if withheld is None else num_bytes * withheld
-        return self.links.send(path, num_bytes, self._spec.latency_ns, on_end, withheld_bytes=held)
+        flow = self.links.send(path, num_bytes, self._spec.latency_ns, on_end, withheld_bytes=held)
+        return _OnNics(flow, num_bytes)
+
+    def alone_ns(self, source: Replica, target: Replica, request: int, num_bytes: int) -> int:
+        """See `Carrier.alone_ns`."""
+        rate = min(self._rate(source), self._rate(target))
+        return max(1, self._spec.latency_ns + ceil(num_bytes * _NS_PER_S / Fraction(rate)))
 
     def slow_nics(self, replica: Replica, factor: float) -> None:
         """See `Carrier.slow_nics`."""
         rate = Fraction(self._rate(replica)) * Fraction(factor)
         for link in self._nics[replica]:
             self.links.change_bandwidth(link, rate)
+
+
+@dataclass(frozen=True)
+class _OnNics:
+    """A transfer that crosses its links as one flow."""
+
+    flow: Flow
+    num_bytes: Fraction | int
+
+    def call_off(self) -> None:
+        """See `OnTheWay.call_off`."""
+        self.flow.call_off()
+
+    def release(self, share: Fraction | None = None) -> None:
+        """See `OnTheWay.release`."""
+        self.flow.release(None if share is None else self.num_bytes * share)

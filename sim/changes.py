@@ -14,8 +14,8 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
   or once it is ``up``.
 
-A fail of a replica that is gone by then, the last of its drain being over, changes nothing and is
-not recorded. A lost iteration has no number: the next one of the replica has it.
+A fail or restore of a replica that is gone by then, the last of its drain being over, changes
+nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
 
 A request that nobody takes who could run it waits at the router, in order of coming, and blocks no
 other (rule 78); arriving so, it is not judged by admission control. What still waits when nothing
@@ -34,11 +34,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from sim.clock import Instant, Phase, now_ns
+from sim.clock import Instant, Phase, Tick, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
 from sim.replica import Replica
-from sim.replica_spec import DRAINING, GONE, STARTING, UP
+from sim.replica_spec import DRAINING, GONE, STARTING, UP, ReplicaSpec
 from sim.replica_spec import FAILED as DOWN
 
 if TYPE_CHECKING:
@@ -106,11 +106,6 @@ class Changes:
 
     def expect(self, changes: int) -> None:
         """So many will be made."""
-        transfer = self._live.spec.transfer
-        if changes and transfer is not None and transfer.push:
-            raise ConfigError(
-                "transfer.start: push: a cluster that changes is not modelled with it; try pull"
-            )
         self.to_come += changes
         self.expected = self.expected or changes > 0
 
@@ -136,12 +131,7 @@ class Changes:
             return
         if replica.condition == DOWN:
             raise _refused("fail", pool, replica)
-        between = self._live.between
-        moving = self._live.migrations
-        moved = [] if moving is None else moving.fail(replica)
-        kept = [] if between is None else between.fail(replica)
-        begun, waiting = replica.fail()
-        lost = [*begun, *kept, *moved, *waiting]
+        lost = self._lose_all(replica)
         if replica.condition == UP:
             pool.missing += 1
         self._stop_loading(replica)
@@ -154,8 +144,28 @@ class Changes:
         self._lost += lost
         self._call_arrivals()
 
+    def _lose_all(self, replica: Replica) -> list[Lifetime]:
+        """Whoever is on the replica, in the order of rule 79; what they have elsewhere is freed."""
+        between, moving = self._live.between, self._live.migrations
+        moved = [] if moving is None else moving.fail(replica)
+        if between is None:
+            begun, waiting = replica.fail()
+            return [*begun, *moved, *waiting]
+        between.lose_target(replica)
+        held, ended = replica.kept, [life for life in replica.lives.values() if life.ended]
+        begun, waiting = replica.fail()
+        between.attach(replica)
+        for life in begun:
+            between.left_early(life)
+        kept = between.lose_source(held)
+        for life in (*waiting, *ended):
+            between.left_early(life)
+        return [*begun, *kept, *moved, *waiting]
+
     def restore(self, pool: Pool, replica: Replica) -> None:
         """A replica that failed is up again, and empty."""
+        if replica.condition == GONE:
+            return
         if replica.condition != DOWN:
             raise _refused("restore", pool, replica)
         self._note("restored", replica)
@@ -180,16 +190,18 @@ class Changes:
         self._note("added", replica)
         self._start(pool, replica)
 
-    def _start(self, pool: Pool, replica: Replica) -> None:
+    def _start(self, pool: Pool, replica: Replica, after_ns: int = 0) -> None:
         """It loads its weights, and is up; its first iterations are slower (`sim.startup`)."""
-        startup = replica.spec.startup
+        startup, live = replica.spec.startup, self._live
         replica.begin_warm_up(startup.warm_up)
-        if not startup.load_ns:
+        after_ns += startup.load_ns
+        if not after_ns:
             self._is_up(pool, replica)
             return
         replica.condition = STARTING
         self.to_come += 1
-        ready = Instant(self._live.env, startup.load_ns, Phase.CLUSTER_EVENT)
+        # Where all requests have ended nobody waits for it any more.
+        ready = Tick(live.env, after_ns, Phase.CLUSTER_EVENT, lambda: bool(live.live))
         ready.callbacks.append(partial(self._has_loaded, pool, replica))
         self._loading[replica] = ready
 
@@ -210,6 +222,28 @@ class Changes:
         pool.missing -= 1
         self._came_up()
 
+    def start(self, pool: Pool, spec: ReplicaSpec, after_ns: int) -> None:
+        """One more replica, which begins to load its weights after some time."""
+        replica = self._live.add(pool, pool.replicas[0], spec)
+        pool.missing += 1
+        self._note("added", replica)
+        self._start(pool, replica, after_ns)
+
+    def call_off(self, replica: Replica) -> None:
+        """A replica that is starting will not come up."""
+        self._stop_loading(replica)
+        self._note("called_off", replica)
+        self._is_gone(replica)
+
+    def may_come_back(self, replica: Replica) -> bool:
+        """Whether a replica may be taken back."""
+        return replica.condition == DRAINING
+
+    def take_back(self, pool: Pool, replica: Replica) -> None:
+        """A draining replica takes requests again."""
+        self._note("taken_back", replica)
+        self._is_up(pool, replica)
+
     def emptied(self, replica: Replica) -> None:
         """Nothing is left on a draining replica: in (2c) of this instant it is gone."""
 
@@ -221,6 +255,7 @@ class Changes:
 
     def _is_gone(self, replica: Replica) -> None:
         replica.condition = GONE
+        replica.left_ns = now_ns(self._live.env)
         self._note("gone", replica)
         if self._live.network is not None:
             self._live.network.leave(replica)
@@ -230,6 +265,16 @@ class Changes:
         self._live.recorder.changes.extend(row)
 
     # --- who waits
+
+    def wait(self, life: Lifetime) -> None:
+        """Nobody takes the request now: it waits at the router, and asks for a replica."""
+        self.at_router.append(life)
+        self.ask(self._live.entry)
+
+    def ask(self, pool: Pool) -> None:
+        """A request waits for a replica of this pool, which may start one for it."""
+        if pool.scaler is not None:
+            pool.scaler.ask()
 
     def withdraw(self, life: Lifetime) -> None:
         """Its client gives up while it waits for a replica to come up."""
@@ -254,7 +299,7 @@ class Changes:
         waiting, self.at_router = self.at_router, []
         for life in waiting:
             if not live.place(life, live.request_of(life, at_entry=True)):
-                self.at_router.append(life)
+                self.wait(life)
         lost, self._lost = self._lost, []
         for life in lost:
             self._route_again(life)
@@ -267,7 +312,7 @@ class Changes:
             if refused is None:
                 life.rerouted += 1
                 if not live.place(life, request):
-                    self.at_router.append(life)
+                    self.wait(life)
                 return
             reason = refused
         live.end(life, FAILED, reason, now_ns(live.env))

@@ -55,7 +55,7 @@ class Clock(Environment):
         while queue:
             when_ns, _, _, event = heappop(queue)
             callbacks = event.callbacks
-            if event.__class__ is Tick and self._only_ticks():
+            if event.__class__ is Tick and not event.matters and self._only_ticks():
                 continue
             if callbacks or not event._ok:
                 break
@@ -80,7 +80,7 @@ class Clock(Environment):
     def _only_ticks(self) -> bool:
         """Whether nothing is left to happen but looks at what no longer changes."""
         return all(
-            isinstance(event, Tick) or (event._ok and not event.callbacks)
+            (isinstance(event, Tick) and not event.matters) or (event._ok and not event.callbacks)
             for _, _, _, event in self._queue
         )
 
@@ -111,7 +111,26 @@ class Instant(Event):
 
 
 class Tick(Instant):
-    """A wake-up that only looks. Where nothing else is left to happen it does not happen either."""
+    """A wake-up that only looks. Where nothing else is left to happen it does not happen either.
+
+    Args:
+        matters: Whether it may bring on something else; where one of those left does, all happen.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        delay_ns: int,
+        priority: int,
+        matters: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__(env, delay_ns, priority)
+        self._matters = matters
+
+    @property
+    def matters(self) -> bool:
+        """Whether the run has to wait for it."""
+        return bool(self.callbacks) and self._matters is not None and self._matters()
 
 
 class Doorbell(Event):

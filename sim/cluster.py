@@ -17,6 +17,8 @@ from sim.changes import Changes, OnFailure
 from sim.clock import Instant, Phase, now_ns
 from sim.errors import ConfigError
 from sim.hand_over import HandOver
+from sim.local_prefill import LocalPrefill
+from sim.local_prefill import check as check_local_prefill
 from sim.migration import Migrations, MigrationSpec
 from sim.network import Network
 from sim.policy import ReplicaView
@@ -35,6 +37,7 @@ from sim.records import (
 from sim.replica import Replica
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Identity, Request
+from sim.scaling import Scaler
 from sim.snapshot import Snapshots
 from sim.topology import Topology
 from sim.transfer import TransferSpec
@@ -72,6 +75,7 @@ class Cluster:
         predictor: Guesses output lengths for queue orders, or None.
         admission: Who is turned away at the entry, or None.
         on_failure: Whether requests of a replica that fails are routed again, or fail with it.
+        local_prefill: Which requests decode replicas prefill by themselves; None: none.
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
         migration: Which running requests move to other replicas of the pool that decodes, or None.
     """
@@ -82,6 +86,7 @@ class Cluster:
     predictor: Predictor | None = None
     admission: Admission | None = None
     on_failure: OnFailure = "reroute"
+    local_prefill: LocalPrefill | None = None
     topology: Topology | None = None
     migration: MigrationSpec | None = None
 
@@ -90,6 +95,10 @@ class Cluster:
             check_admission(self.admission, self.entry.snapshot_ns)
         if (self.decode is None) != (self.transfer is None):
             raise ConfigError("a decode pool and its transfer go together: give both or neither")
+        if self.local_prefill is not None:
+            if self.decode is None:
+                raise ConfigError("local_prefill: there is no decode pool; leave it out")
+            check_local_prefill(self.decode)
         if self.topology is not None:
             _check_topology(self.transfer, self.entry, self.decode)
         elif self.transfer is not None and self.transfer.bandwidth_bytes_per_s is None:
@@ -171,11 +180,19 @@ class LiveCluster:
         self.network = None if spec.topology is None else Network(env, spec.topology, latency_ns)
         self.between = None if transfer is None else HandOver(self, transfer)
         self.migrations = None if moving is None else Migrations(self, moving)
+        local = spec.local_prefill
+        self._decode_first = transfer is not None and (local is not None or transfer.decode_first)
         self._pushes = transfer is not None and transfer.push
         self._again = again = transfer is not None and transfer.recompute_last_token
         alone = transfer is not None and transfer.blocks_decode
         role = "both" if spec.decode is None else "prefill"
-        self.entry = self._build(spec.entry, role, "router", withholds_first_token=again)
+        self.entry = self._build(
+            spec.entry,
+            role,
+            "router",
+            withholds_first_token=again,
+            tells_chunks=transfer is not None and transfer.overlap == "chunked",
+        )
         self.decode = (
             None
             if spec.decode is None
@@ -184,6 +201,8 @@ class LiveCluster:
         self._gate: Gate | None = None
         if spec.admission is not None:
             self._gate = Gate(spec.admission, self.entry.replicas, self.entry.views)
+        self._told: list[list[Lifetime]] = []  # who keeps requests that have ended
+        self._scale()
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
@@ -215,6 +234,7 @@ class LiveCluster:
             rank=index + (_DECODE_RANK if role == "decode" else 0),
             passes_late=self._pushes and role == "prefill",
             watched=self._pushes and role == "decode",
+            prefills_too=role == "decode" and self.spec.local_prefill is not None,
             **self._switches | self._of_role[role] | step_by_step,
         )
         self.replicas.append(replica)
@@ -227,12 +247,32 @@ class LiveCluster:
             self.migrations.join(replica)
         return replica
 
-    def add(self, pool: Pool, like: Replica) -> Replica:
-        """One more replica, made as another of the pool, joins it (rule 82)."""
-        replica = self._replica(like.spec, like.role, len(pool.replicas))
-        pool.replicas.append(replica)
-        if pool.snapshots is not None:
-            pool.snapshots.add(replica)
+    def _scale(self) -> None:
+        """Let the pools grow and shrink that do so by themselves."""
+        for pool in (self.entry, self.decode):
+            if pool is not None and pool.spec.scaling is not None:
+                pool.scaler = Scaler(self, pool, pool.spec.scaling)
+
+    def tell_ends(self, ended: list[Lifetime]) -> None:
+        """Put requests there when they end."""
+        self._told.append(ended)
+
+    def requests_without_replica(self, pool: Pool) -> Iterable[Request]:
+        """Requests that wait for a replica of the pool to come up, as it would see them."""
+        if pool is self.entry:
+            return (self.request_of(life, at_entry=True) for life in self.changes.at_router)
+        return () if self.between is None else (pull.request for pull in self.between.stranded)
+
+    def without_replica(self, pool: Pool) -> int:
+        """How many these are."""
+        if pool is self.entry:
+            return len(self.changes.at_router)
+        return 0 if self.between is None else len(self.between.stranded)
+
+    def add(self, pool: Pool, like: Replica, spec: ReplicaSpec | None = None) -> Replica:
+        """One more replica joins a pool, made as another there, or of a spec (rule 82)."""
+        replica = self._replica(spec or like.spec, like.role, len(pool.replicas))
+        pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)
         return replica
@@ -290,7 +330,7 @@ class LiveCluster:
             self._predict(life, request)
         self.live[arrival.index] = life
         if not self.place(life, request, offered):
-            self.changes.at_router.append(life)
+            self.changes.wait(life)
         if patience_ns is not None:
             self.impatient += 1
             life.cancellation = Instant(self.env, patience_ns, Phase.CANCEL + arrival.index)
@@ -306,6 +346,16 @@ class LiveCluster:
         self, life: Lifetime, request: Request, offered: Sequence[ReplicaView] | None = None
     ) -> bool:
         """Route a request, which joins a queue; False if nobody takes it now."""
+        between, ahead = self.between, None
+        if self._decode_first:
+            assert between is not None
+            ahead = between.choose(life)
+            local = self.spec.local_prefill
+            if ahead is not None and local is not None:
+                later, target = ahead.request, ahead.target
+                if local.stays(later, target, self.entry, request):
+                    self.place_whole(life, later, target)
+                    return True
         replica = self.entry.route(request, offered)
         if replica is None:
             return False
@@ -313,10 +363,24 @@ class LiveCluster:
         goal = 1 if self.decode else life.arrival.output_tokens - life.before
         replica.place_request(request, life, goal)
         self.note_event(life, QUEUED, replica)
-        if self.between is not None and self.between.looks_ahead(life):
-            self.between.look_ahead(life)
+        if between is not None and between.looks_ahead(life):
+            between.look_ahead(life, ahead)
         replica.enqueue(request)
         return True
+
+    def place_whole(self, life: Lifetime, request: Request, replica: Replica) -> None:
+        """Let a decode replica prefill and decode a request, which joins its waiting queue.
+
+        Args:
+            life: Which request.
+            request: As the decode pool sees it (`request_of`).
+            replica: Of the decode pool, up, and able to run it.
+        """
+        life.replica = life.decode_replica = replica.place
+        goal = life.arrival.output_tokens - life.before
+        replica.place_request(request, life, goal)
+        self.note_event(life, QUEUED, replica)
+        replica.enqueue(request)
 
     def refusal(self, life: Lifetime, request: Request) -> str | None:
         """Why no replica can run the request, in the order of rule 36, or None."""
@@ -388,6 +452,8 @@ class LiveCluster:
         if self.migrations is not None and not self.live:
             self.migrations.rest()
         self.ended += 1
+        for ended in self._told:
+            ended.append(life)
         if self._progress is not None and self.ended % _TELL_EVERY == 0:
             self._progress(now_ns, self.ended)
         if self.recorder.record.events:
@@ -425,15 +491,26 @@ class LiveCluster:
         if self.between is not None:
             self.between.left_early(life)
 
+    def preempted(self, life: Lifetime) -> None:
+        """A request that goes on elsewhere is preempted on its prefill replica."""
+        if self.between is not None and self.between.streams is not None:
+            self.between.streams.called_off(life)
+
+    def computed(self, replica: Replica, request: Request, life: Lifetime) -> None:
+        """A chunk of a prompt that goes on elsewhere is computed, and it is not the last."""
+        assert self.between is not None
+        assert self.between.streams is not None
+        self.between.streams.computed(replica, request, life)
+
     def prefilled(self, replica: Replica, request: Request, life: Lifetime, now_ns: int) -> None:
         """The request has emitted all it emits here and moves to the decode pool."""
         assert self.between is not None
         self.between.prefilled(replica, request, life)
 
-    def pull(self, replica: Replica) -> None:
-        """Start the transfers for which a decode replica has room now."""
+    def pull(self, replica: Replica) -> bool:
+        """Start the transfers for which a decode replica has room now; whether any started."""
         assert self.between is not None
-        self.between.pull(replica)
+        return self.between.pull(replica)
 
     def loading(self, replica: Replica) -> bool:
         """Whether KV is on its way to the replica."""
@@ -453,7 +530,7 @@ class LiveCluster:
 
     def may_help(self, replica: Replica) -> bool:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
-        if self.between is not None and self.between.transfers:
+        if self.between is not None and self.between.any_sent_whole():
             return True
         if self.migrations is not None and self.migrations.under_way:
             return True
@@ -504,6 +581,8 @@ class LiveCluster:
                 ),
                 found_tokens=replica.found_tokens,
                 asked_tokens=replica.asked_tokens,
+                joined_ns=replica.joined_ns,
+                left_ns=replica.left_ns,
             )
             for replica in self.replicas
         ]

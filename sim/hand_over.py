@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sim.carrier import Carrier, Nics
 from sim.clock import Instant, Phase, now_ns
+from sim.local_prefill import InLine, head_comes_first
 from sim.records import HANDED_OVER, LOADED, TRANSFER_STARTED, Ahead, Lifetime
 from sim.replica import Replica
 from sim.request import Request
+from sim.streams import Streams
 from sim.transfer import Pull, Transfer, TransferSpec
 
 if TYPE_CHECKING:
@@ -40,53 +44,78 @@ class HandOver:
         self._again: list[Pull] = []  # their decode replica has just failed
         self.transfers: dict[int, Transfer] = {}
         self._called = False
+        self._sent = 0
+        self.streams = None if spec.overlap == "none" else Streams(self)
         self._nics = Nics(live.env, spec) if spec.shares_links and live.network is None else None
         self.carrier: Carrier | None = live.network or self._nics
+        local = live.spec.local_prefill is not None
+        self._chooses_early = spec.push or spec.decode_first or local
 
     def join(self, replica: Replica) -> None:
         """One more replica, of either pool."""
         self.pulls[replica] = deque()
         if self._nics is not None:
             self._nics.join(replica)
-        if self.spec.push and replica.role == "prefill":
-            replica.state.onward = _Onward(replica)
+        self.attach(replica)
 
-    # --- before the prefill ends: push
+    def attach(self, replica: Replica) -> None:
+        """A replica is new, or new after a failure: tell its policy of what admissions wait for."""
+        if self.spec.push and replica.role == "prefill":
+            replica.state.onward = _Onward(replica, self.streams)
+        elif self._live.spec.local_prefill is not None and replica.role == "decode":
+            replica.state.onward = InLine(self, replica)
+
+    # --- before the prefill ends: push, or the decode replica chosen first
 
     def looks_ahead(self, life: Lifetime) -> bool:
         """Whether the decode replica of a request is chosen when it arrives (rule 69)."""
-        return self.spec.push and (life.arrival.max_tokens > 1 or self.spec.recompute_last_token)
+        spec, m = self.spec, life.arrival.max_tokens - life.before
+        return self._chooses_early and (m > 1 or spec.recompute_last_token)
 
-    def look_ahead(self, life: Lifetime) -> None:
-        """Choose the decode replica of a request that will be pushed there (rule 69)."""
+    def choose(self, life: Lifetime) -> Ahead | None:
+        """Choose the decode replica of a request; None if none that can run it takes requests.
+
+        Then it is handed over when its prefill has ended, as under pull (rule 83).
+        """
         decode = self._live.decode
         assert decode is not None
         request = self._live.request_of(life, at_entry=False)
+        if not self.looks_ahead(life) and decode.refusal(request) is not None:
+            return None
         target = decode.route(request)
-        assert target is not None, "without changes every replica is up"
-        life.ahead = Ahead(request, target)
-        target.expect(life.ahead)
+        return None if target is None else Ahead(request, target)
+
+    def look_ahead(self, life: Lifetime, ahead: Ahead | None) -> None:
+        """Let the decode replica of a request count it; it is chosen now if it was not before."""
+        life.ahead = ahead or self.choose(life)
+        if life.ahead is not None:
+            life.ahead.target.expect(life.ahead)
 
     def left_early(self, life: Lifetime) -> None:
-        """A request that was to be pushed has left its prefill replica and ends (rules 70, 76)."""
+        """A request that was to go on has left its prefill replica and does not (70, 76, 83)."""
+        if self.streams is not None:
+            self.streams.called_off(life)
         ahead, life.ahead = life.ahead, None
         if ahead is not None:
             ahead.target.expect_no_more(ahead)
-            self._live.more_room()
+            if self.spec.push:
+                self._live.more_room()
 
     # --- the prefill has ended
 
     def prefilled(self, replica: Replica, request: Request, life: Lifetime) -> None:
         """Phase (1): the request leaves its prefill replica, which keeps the prompt's blocks."""
         replica.keep(request, life)
+        if self.streams is not None and self.streams.ended(replica, request, life):
+            return
         self.call()
-        self.waiting.append(self.pull_of(life, replica, request))
+        self.waiting.append(self.pull_of(life, replica, request, now_ns(self._live.env)))
 
-    def pull_of(self, life: Lifetime, source: Replica, held: Request) -> Pull:
+    def pull_of(self, life: Lifetime, source: Replica, held: Request, prefilled_ns: int) -> Pull:
         """A request, whose KV its source keeps, as a decode replica will see it."""
         ahead = life.ahead
         later = self._live.request_of(life, at_entry=False) if ahead is None else ahead.request
-        return Pull(later, life, source, held)
+        return Pull(later, life, source, held, prefilled_ns)
 
     def call(self) -> None:
         """There will be a phase (2d) in this instant."""
@@ -103,14 +132,17 @@ class HandOver:
         self.stranded, self._again, self.waiting = [], [], []
         for pull in pulls:
             request, life = pull.request, pull.life
-            request.emitted_then = 0 if self.spec.recompute_last_token else 1
-            if life.ahead is not None:
+            if life.ahead is not None and self.spec.push:
                 self._push(pull, life.ahead)
                 continue
-            replica = live.decode.route(request)
+            request.emitted_then = self._emitted
+            ahead, life.ahead = life.ahead, None
+            replica = live.decode.route(request) if ahead is None else ahead.target
             if replica is None:
                 self.stranded.append(pull)
+                live.changes.ask(live.decode)
                 continue
+            request.joined_ns = now_ns(live.env)
             life.decode_replica = replica.place
             goal = life.arrival.output_tokens - life.before
             replica.place_request(request, life, goal)
@@ -120,36 +152,58 @@ class HandOver:
 
     def _push(self, pull: Pull, ahead: Ahead) -> None:
         """Send the KV of a request to where its blocks are reserved."""
-        life, replica = pull.life, ahead.target
         assert ahead.found_tokens is not None
-        replica.place_request(pull.request, life, life.arrival.output_tokens)
+        self.at_target(pull.life, ahead)
+        self._send(pull, ahead.target, ahead.found_tokens)
+        if self.spec.blocks_decode:
+            ahead.target.notify()
+
+    def at_target(self, life: Lifetime, ahead: Ahead) -> None:
+        """A request whose prefill has ended is at the replica that expects it (push)."""
+        request, replica = ahead.request, ahead.target
+        request.emitted_then = self._emitted
+        replica.place_request(request, life, life.arrival.output_tokens - life.before)
         life.ahead, life.decode_replica = None, replica.place
         self._live.note_event(life, HANDED_OVER, replica)
-        self._send(pull, replica, ahead.found_tokens)
-        if self.spec.blocks_decode:
-            replica.notify()
+
+    @property
+    def _emitted(self) -> int:
+        """Tokens that a request has emitted before its decode replica goes on (rules 38, 67)."""
+        return 0 if self.spec.recompute_last_token else 1
 
     # --- on a decode replica
 
-    def pull(self, replica: Replica) -> None:
-        """Reserve blocks for requests handed over, in order, and send for their KV (rule 32)."""
+    def pull(self, replica: Replica) -> bool:
+        """Reserve blocks for requests handed over, in order, and send for their KV (rule 32).
+
+        Returns:
+            Whether any was sent for.
+        """
         pulls, policy, kv = self.pulls[replica], replica.policy, replica.kv
+        before = len(pulls)
         if policy.pulls_need_seat and replica.state.num_running >= policy.seats:
-            return
+            return False
         while pulls:
             pull = pulls[0]
+            if head_comes_first(replica.state.waiting, pull.request):
+                break
             tokens = policy.transfer_tokens(pull.request, replica.spec.max_model_len)
             found = kv.reserve(pull.request, tokens, keep_free=replica.watermark)
             if found is None:
-                return
+                break
             pulls.popleft()
             self._send(pull, replica, found)
             if self.spec.blocks_decode:
-                return
+                break
+        return len(pulls) < before
 
     def loading(self, replica: Replica) -> bool:
         """Whether KV is on its way to the replica."""
         return any(transfer.target is replica for transfer in self.transfers.values())
+
+    def any_sent_whole(self) -> bool:
+        """Whether any KV is on its way whose prefill is over: its source will have room."""
+        return any(transfer.prefilled_ns is not None for transfer in self.transfers.values())
 
     def unsent_blocks(self, replica: Replica) -> int:
         """Blocks that the replica will need for those whose KV it has not sent for."""
@@ -170,15 +224,73 @@ class HandOver:
         blocks = pull.held.held_blocks - found_tokens // block_tokens
         size = blocks * block_tokens * source.spec.kv_bytes_per_token
         now = now_ns(self._live.env)
-        transfer = Transfer(pull.life, pull.request, source, pull.held, target, size, now)
+        transfer = Transfer(
+            pull.life, pull.request, source, pull.held, target, size, now, pull.prefilled_ns
+        )
+        self.start(transfer)
+        self.note_sent(transfer)
+
+    def note_sent(self, transfer: Transfer) -> None:
+        """The request, whose prefill has ended, is on its way."""
+        self._live.note_event(transfer.life, TRANSFER_STARTED, transfer.target)
+
+    def start(self, transfer: Transfer, withheld: Fraction | None = None) -> None:
+        """Send KV from now on.
+
+        Args:
+            transfer: A new one.
+            withheld: Share of its bytes that waits for `release`; None: it waits for none.
+        """
+        self._sent += 1
+        transfer.order = self._sent
+        index, size = transfer.request.index, transfer.num_bytes
+        self.transfers[index] = transfer
+        transfer.withheld = withheld
         if self.carrier is None:
-            transfer.end = Instant(self._live.env, self.spec.duration_ns(size), Phase.TRANSFER_END)
-            transfer.end.callbacks.append(_Arrived(self, transfer))
+            transfer.due_ns = transfer.start_ns + self.spec.duration_ns(size)
+            if withheld is None:
+                self._ends_when_due(transfer)
+            return
+        arrived = partial(self.transferred, transfer)
+        transfer.end = self.carrier.send(
+            transfer.source, transfer.target, index, size, arrived, withheld=withheld
+        )
+
+    def release(self, transfer: Transfer, share: Fraction | None = None) -> None:
+        """More bytes may be sent, a latency from now.
+
+        Args:
+            transfer: Of which something is withheld.
+            share: Of all its bytes; None: all that is left, and then it can end.
+        """
+        assert transfer.withheld is not None
+        if self.carrier is None:
+            left = transfer.num_bytes * transfer.withheld
+            due_ns = now_ns(self._live.env) + self.spec.duration_ns(left)
+            transfer.due_ns = max(transfer.due_ns, due_ns)
+            if share is None:
+                self._ends_when_due(transfer)
         else:
-            arrived = partial(self.transferred, transfer)
-            transfer.end = self.carrier.send(source, target, pull.request.index, size, arrived)
-        self.transfers[pull.request.index] = transfer
-        self._live.note_event(pull.life, TRANSFER_STARTED, target)
+            assert not isinstance(transfer.end, Instant | None)
+            transfer.end.release(share)
+        transfer.withheld = None if share is None else transfer.withheld - share
+
+    def _ends_when_due(self, transfer: Transfer) -> None:
+        """Ends of one instant are applied in order of start (rule 1)."""
+        delay_ns = transfer.due_ns - now_ns(self._live.env)
+        transfer.end = Instant(self._live.env, delay_ns, Phase.TRANSFER_END + transfer.order)
+        transfer.end.callbacks.append(_Arrived(self, transfer))
+
+    def _row(self, transfer: Transfer, now: int) -> tuple[int, ...]:
+        """What is recorded of a transfer that ends now: `sim.records.TRANSFER_COLUMNS`."""
+        source, target, size = transfer.source, transfer.target, transfer.num_bytes
+        assert transfer.prefilled_ns is not None
+        if self.carrier is None:
+            alone_ns = self.spec.duration_ns(size)
+        else:
+            alone_ns = self.carrier.alone_ns(source, target, transfer.request.index, size)
+        places = (transfer.request.index, source.place, target.place)
+        return (*places, transfer.start_ns, now, size, transfer.prefilled_ns, alone_ns)
 
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
@@ -192,9 +304,7 @@ class HandOver:
         request.target_tokens = request.prompt_tokens
         request.computed_then = request.prompt_tokens - (1 if again else 0)
         request.joined_ns = now
-        live.recorder.transfers.extend(
-            (request.index, source.place, target.place, transfer.start_ns, now, transfer.num_bytes)
-        )
+        live.recorder.transfers.extend(self._row(transfer, now))
         if transfer.life.ended:  # cancelled meanwhile
             target.forget(request)
         else:
@@ -202,12 +312,15 @@ class HandOver:
             live.note_event(transfer.life, LOADED, target)
         source.notify()
         target.notify()
+        if self.spec.push and target.kv.has_cache:  # what has come can be found (rule 44)
+            live.more_room()
 
     # --- a client gives up, a replica fails or comes up
 
     def cancel(self, life: Lifetime, request: Request, replica: Replica) -> bool:
         """It gives up a request that a decode replica has; False if no KV is to come any more."""
-        if life.arrival.index in self.transfers:  # the transfer ends as planned
+        transfer = self.transfers.get(life.arrival.index)
+        if transfer is not None and transfer.prefilled_ns is not None:  # it ends as planned
             replica.sign_off(request)
             return True
         if not not_sent(self.pulls[replica], life):
@@ -226,20 +339,16 @@ class HandOver:
         if self.stranded:
             self.call()
 
-    def fail(self, replica: Replica) -> list[Lifetime]:
-        """Phase (2c): KV on its way to the replica, or from it, is called off.
-
-        Returns:
-            Whoever's KV was kept there, in the order in which their prefills ended: it is lost.
-        """
-        self._call_off_transfers_to(replica)
-        return self._call_off_transfers_from(replica)
-
-    def _call_off_transfers_to(self, replica: Replica) -> None:
-        """Whoever has KV on its way there, or waits for it, is handed over again (rule 81)."""
+    def lose_target(self, replica: Replica) -> None:
+        """Phase (2c): whoever has KV on its way to a replica that fails, or waits for it, is handed
+        over again (rule 81); whoever is still prefilled will be as under pull (rule 83)."""
         for transfer in [t for t in self.transfers.values() if t.target is replica]:
             transfer.call_off()
             del self.transfers[transfer.request.index]
+            if transfer.prefilled_ns is None:  # its prefill goes on, without a target (rule 83)
+                assert transfer.life.ahead is not None
+                transfer.life.ahead.stream = None
+                continue
             if transfer.life.ended:
                 transfer.source.free_held(transfer.held)
                 transfer.source.notify()
@@ -250,19 +359,44 @@ class HandOver:
             self._hand_over_again(pull)
             del replica.lives[pull.request]
         self.pulls[replica].clear()
+        if replica.expected:
+            self._expected_no_more(replica)
+
+    def _expected_no_more(self, replica: Replica) -> None:
+        """Nobody goes on there any more, and no admission waits for room there (rule 83)."""
+        for source in self._live.entry.replicas:
+            for life in source.lives.values():
+                if life.ahead is not None and life.ahead.target is replica:
+                    life.ahead = None
+        for pull in self.waiting:
+            if pull.life.ahead is not None and pull.life.ahead.target is replica:
+                pull.life.ahead = None
+                pull.request = self._live.request_of(pull.life, at_entry=False)
+        if self.spec.push:
+            self._live.more_room()
 
     def _hand_over_again(self, before: Pull | Transfer) -> None:
         life = before.life
         life.request = life.where = None
         life.decode_replica = -1
-        self._again.append(self.pull_of(life, before.source, before.held))
+        assert before.prefilled_ns is not None
+        again = self.pull_of(life, before.source, before.held, before.prefilled_ns)
+        self._again.append(again)
         self.call()
 
-    def _call_off_transfers_from(self, source: Replica) -> list[Lifetime]:
-        """Whoever's KV was kept there, in the order in which their prefills ended, is lost."""
+    def lose_source(self, kept_there: Mapping[Request, Lifetime]) -> list[Lifetime]:
+        """Phase (2c): a replica has failed that kept KV; transfers of it are called off.
+
+        Args:
+            kept_there: Whose KV, in the order in which their prefills ended.
+
+        Returns:
+            Those of them that have not ended: they are lost.
+        """
         kept = []
-        for held, life in source.kept.items():
+        for held, life in kept_there.items():
             self._call_off(life)
+            self.left_early(life)
             if not life.ended:
                 life.lose(held.computed_then)
                 kept.append(life)
@@ -311,6 +445,7 @@ class _Onward:
     """The room on decode replicas, as the policy of a prefill replica asks for it."""
 
     replica: Replica
+    streams: Streams | None
 
     def has_room(self, request: Request) -> bool:
         """See `sim.policy.Onward`."""
@@ -321,9 +456,14 @@ class _Onward:
 
     def reserve(self, request: Request) -> None:
         """See `sim.policy.Onward`."""
-        ahead = self.replica.lives[request].ahead
-        if ahead is not None and ahead.found_tokens is None:
+        life = self.replica.lives[request]
+        ahead = life.ahead
+        if ahead is None:
+            return
+        if ahead.found_tokens is None:
             ahead.target.reserve(ahead)
+        if self.streams is not None and ahead.stream is None:
+            self.streams.admitted(self.replica, request, life)
 
 
 @dataclass

@@ -11,8 +11,8 @@ The rules, in our words:
 4. Its end is applied at the first whole ns at or after the moment at which its last byte arrives,
    and at least 1 ns after its start, in phase (2); those of one instant in order of start.
 5. Without bytes it ends when its latency is over, or 1 ns after its start if that is later.
-6. Part of it may be withheld at the start: it is sent once it has been released, a latency later.
-   In between the transfer has nothing to send and takes no bandwidth.
+6. Part of it may be withheld at the start: it is sent once it has been released, at once or bit by
+   bit, each a latency later. In between the transfer has nothing to send and takes no bandwidth.
 7. Several parts of equal bytes on paths alike may go as one transfer, of which it is said how many
    of them cross each link: rates, bytes and bandwidths are then those of one part. Whoever joins
    them sees to it that they could never have had different rates (`sim.lanes`).
@@ -100,9 +100,13 @@ class Flow:
         """It never ends, and takes no bandwidth from now on."""
         self.links.call_off(self)
 
-    def release(self) -> None:
-        """What was withheld may be sent, a latency from now."""
-        self.links.release(self)
+    def release(self, num_bytes: Fraction | int | None = None) -> None:
+        """So much of what was withheld, or all that is left of it, may be sent a latency from now.
+
+        Args:
+            num_bytes: More than 0; more is to come, if of no bytes. None: all, and no more comes.
+        """
+        self.links.release(self, num_bytes)
 
 
 class SharedLinks:
@@ -156,10 +160,15 @@ class SharedLinks:
         self._settle()
         return flow
 
-    def release(self, flow: Flow) -> None:
+    def release(self, flow: Flow, num_bytes: Fraction | int | None = None) -> None:
         """See `Flow.release`."""
-        amount, flow.withheld = flow.withheld, None
-        assert amount is not None, "nothing is withheld"
+        assert flow.withheld is not None, "nothing is withheld"
+        if num_bytes is None:
+            amount, flow.withheld = flow.withheld, None
+        else:
+            amount = Fraction(num_bytes)
+            flow.withheld -= amount
+            assert flow.withheld >= 0, "less is withheld"
         self._release(flow, amount)
         self._settle()
 

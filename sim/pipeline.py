@@ -461,6 +461,10 @@ class PipelineReplica(Replica):
         self.prefill_busy_ns -= twice_ns if flight.prefill_tokens else 0
         self._busy_until_ns = end
 
+    @property
+    def _counted_until_ns(self) -> int:
+        return self._busy_until_ns
+
     def _log_stage(self, ride: _Ride, now: int) -> None:
         busy = ride.ready_ns - ride.entered_ns
         self.stage_busy_ns[ride.stage] += busy

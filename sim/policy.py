@@ -58,7 +58,8 @@ class ReplicaState:
         max_model_len: Longest prompt + max_tokens, or None.
         watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
         host: Host memory for victims; None where they are recomputed.
-        onward: Prefill role, where KV is pushed: the room on decode replicas; else None.
+        onward: Prefill role, where KV is pushed: the room on decode replicas. Decode role, where
+            it prefills too: the line (`sim.local_prefill`). Else None.
     """
 
     def __init__(
@@ -120,7 +121,8 @@ class ReplicaState:
     def can_go_on(self, request: Request) -> bool:
         """Whether a waiting request may be admitted, as far as its decode replica goes (rule 70).
 
-        False only where KV is pushed and there is no room for it; ask before its blocks are taken.
+        False only where KV is pushed and there is no room for it, or where requests stand before it
+        whose KV is to be pulled (`sim.local_prefill`); ask before its blocks are taken.
         """
         return self.onward is None or self.onward.has_room(request)
 

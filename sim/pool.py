@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
 
+from sim.autoscale import ScalingSpec
 from sim.errors import ConfigError
 from sim.policy import ReplicaView, Router
 from sim.replica import Replica
 from sim.replica_spec import UP, ReplicaSpec
 from sim.request import Request
 from sim.snapshot import Snapshots, StaleView
+
+if TYPE_CHECKING:
+    from sim.scaling import Scaler
 
 
 @dataclass(frozen=True)
@@ -26,12 +31,14 @@ class PoolSpec:
         replicas: One spec per replica.
         router: Chooses the replica of this pool for a request.
         snapshot_ns: The router sees the state at multiples of this (`sim.snapshot`); 0: as it is.
+        scaling: How it grows and shrinks by itself; None: only by the events of a run.
     """
 
     name: str
     replicas: Sequence[ReplicaSpec]
     router: Router
     snapshot_ns: int = 0
+    scaling: ScalingSpec | None = None
 
     def __post_init__(self) -> None:
         if not self.replicas:
@@ -57,6 +64,7 @@ class Pool:
 
     Attributes:
         snapshots: What the router sees instead of the replicas themselves, or None.
+        scaler: Keeps the number of replicas where an autoscaler wants it, or None.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Pool:
         self.spec = spec
         self.replicas = replicas
         self.snapshots = snapshots
+        self.scaler: Scaler | None = None
         self.router = copy.deepcopy(spec.router)
         self.router.start(rng)
         self.missing = 0  # replicas that take no requests
@@ -76,6 +85,15 @@ class Pool:
         first = replicas[0].spec
         self.uniform = all(replica.spec is first for replica in replicas)
         self.clairvoyant = any(replica.policy.clairvoyant for replica in replicas)
+
+    def join(self, replica: Replica) -> None:
+        """One more replica."""
+        self.replicas.append(replica)
+        if replica.spec is not self.replicas[0].spec:
+            self.uniform = False
+            self.clairvoyant = self.clairvoyant or replica.policy.clairvoyant
+        if self.snapshots is not None:
+            self.snapshots.add(replica)
 
     def refusal(self, probe: Request) -> str | None:
         """Why no replica here could ever run the request (the first one's reason), or None."""
@@ -126,3 +144,8 @@ class Pool:
 
 def _refusal(replica: Replica, probe: Request) -> str | None:
     return replica.policy.refuse(probe, replica.kv, replica.spec.max_model_len)
+
+
+def can_run(replica: Replica, request: Request) -> bool:
+    """Whether the replica could ever run the request."""
+    return _refusal(replica, request) is None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sim.flight import Flight
     from sim.network import LinkUse
     from sim.replica import Replica
+    from sim.transfer import Transfer
 
 STATES = ("finished", "rejected", "cancelled", "failed", "unfinished")
 FINISHED, REJECTED, CANCELLED, FAILED, UNFINISHED = range(5)
@@ -87,12 +88,14 @@ class Ahead:
         target: The decode replica.
         found_tokens: Tokens found cached there when blocks were reserved; None before.
         given_up: It has ended before its prefill did, and counts there no more.
+        stream: Its KV that is already on the way, if some is sent while the prefill goes on.
     """
 
     request: Request
     target: Replica
     found_tokens: int | None = None
     given_up: bool = False
+    stream: Transfer | None = None
 
 
 class Lifetime:
@@ -257,6 +260,8 @@ class ReplicaInfo:
         lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
         found_tokens: Found cached by all admissions, those after a preemption included.
         asked_tokens: Known at these admissions.
+        joined_ns: When it joined its pool, up or still starting.
+        left_ns: When it was gone, drained or called off; -1 if it was there at the end.
     """
 
     name: str
@@ -282,6 +287,8 @@ class ReplicaInfo:
     lost_blocks: int | None = None
     found_tokens: int = 0
     asked_tokens: int = 0
+    joined_ns: int = 0
+    left_ns: int = NEVER
 
 
 class Recorder:
@@ -429,7 +436,7 @@ SERIES_COLUMNS = (
     "lost_blocks",
 )
 # `lost` requests had to leave because of the change.
-CHANGES = ("failed", "restored", "draining", "gone", "added", "up")
+CHANGES = ("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off")
 CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
 # How a migration ended (`sim.migration`): the request moved, or why it stayed.
 OUTCOMES = (
@@ -455,7 +462,18 @@ MIGRATION_COLUMNS = (
     "bytes",
     "outcome",
 )
-TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
+# `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
+# its links to itself, all bytes being there.
+TRANSFER_COLUMNS = (
+    "request",
+    "source",
+    "target",
+    "start_ns",
+    "end_ns",
+    "bytes",
+    "prefilled_ns",
+    "alone_ns",
+)
 
 
 def columns(flat: array[int], names: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:

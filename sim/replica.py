@@ -63,8 +63,8 @@ class Replica(ReplicaMoves):
         if state.admitted:
             self._admitted(now)
         flight = self._board(batch, now) if runs else None
-        if self.role == "decode" and not (self._loads_alone or state.waiting or state.swapped):
-            self._surroundings.pull(self)
+        if self.role == "decode" and not self._loads_alone:
+            self._pull(state)
         if state.wake_at_ns is not None:
             self._set_timer(state.wake_at_ns)
         elif self._timer_ns != NEVER:
@@ -74,9 +74,23 @@ class Replica(ReplicaMoves):
             self._tier.move()
         if flight is not None:
             self._launch(flight)
-        elif self._tier is not None:
-            self._tier.link.end_pass()
+        else:
+            if self._tier is not None:
+                self._tier.link.end_pass()
+            if self._has_sent:
+                Instant(self.env, 0, self._turn).callbacks.append(self._pass_again)
         return flight is not None
+
+    def _pull(self, state: ReplicaState) -> None:
+        """Send for KV: while nobody waits, or as far as the line goes (`sim.local_prefill`)."""
+        self._has_sent = False
+        if state.swapped or (state.waiting and not self._prefills_too):
+            return
+        self._has_sent = self._surroundings.pull(self) and bool(state.waiting)
+
+    def _pass_again(self, _: Event) -> None:
+        if self._idle:
+            self._bell.ring(self._turn)
 
     def _loads_first(self, state: ReplicaState, now: int) -> bool:
         """Where transfers block decoding: whether one is under way, or starts now (rule 92)."""
@@ -86,8 +100,7 @@ class Replica(ReplicaMoves):
             state.admitted, state.found = [], {}
             state.join_loaded(self.policy.seats)
             self._admitted(now)
-        if not (state.waiting or state.swapped):
-            self._surroundings.pull(self)
+        self._pull(state)
         return self._surroundings.loading(self)
 
     def _decide(self, state: ReplicaState, now: int) -> ScheduledBatch:
@@ -216,12 +229,14 @@ class Replica(ReplicaMoves):
         if self._changing is not None and self.state.waiting and not self._no_turn(batch):
             return 1
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
-        if n == 1 or self.state.preempted:
+        if n == 1 or self.state.preempted or (self._tells_chunks and flight.chunks):
             return 1
         if self.role == "decode" and self._cache and self._may_find_more():
             return 1
         # Whoever waited was in the way of a transfer that the next pass may start first.
         if self._loads_alone and self.state.admitted and self._surroundings.awaits(self):
+            return 1
+        if self._has_sent:  # whoever waited behind it may be next
             return 1
         if n > self._longest_run:
             n = self._longest_run

@@ -135,6 +135,8 @@ class ReplicaEnds(ReplicaPresent):
             else:
                 complete = request.computed_then == request.target_tokens
                 leaves = complete and self._prefilled(request, now)
+                if self._tells_chunks and not complete:
+                    self._surroundings.computed(self._this, request, self.lives[request])
             if not commits:
                 if leaves:
                     done.append(request)
@@ -236,8 +238,8 @@ class ReplicaEnds(ReplicaPresent):
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is here, and nobody's KV is kept or coming."""
-        return not (self.lives or self.kept or self.reserved)
+        """Whether nobody is here or expected, and nobody's KV is kept or coming."""
+        return not (self.lives or self.kept or self.expected or self.reserved)
 
 
 def by_seat(request: Request) -> int:

@@ -11,7 +11,7 @@ from simpy import Environment
 from simpy.events import Event
 
 from sim import host_side
-from sim.clock import Doorbell, Instant, Phase
+from sim.clock import Doorbell, Instant, Phase, now_ns
 from sim.decode_group import DecodeGroup
 from sim.flight import Flight
 from sim.host import HostMemory
@@ -53,6 +53,8 @@ class ReplicaParts:
         kept: Requests that have left and whose KV is not yet fetched, as their prefills ended.
         held_for_transfer: Their blocks.
         condition: ``up``, ``draining``, ``failed``, ``gone`` or ``starting`` (`sim.changes`).
+        joined_ns: When it joined its pool, up or not.
+        left_ns: When it was gone; `NEVER` if it is still there.
         step_time: Length of iterations: the spec's model, bound to this replica, at its pace.
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
@@ -73,6 +75,8 @@ class ReplicaParts:
         loads_alone: bool = False,
         passes_late: bool = False,
         watched: bool = False,
+        tells_chunks: bool = False,
+        prefills_too: bool = False,
         fast_forward: bool = True,
         check: bool = False,
         seed: int = 0,
@@ -101,12 +105,16 @@ class ReplicaParts:
         self._late = self.policy.deliver_at_batch_end
         self._withholds = withholds_first_token
         self._loads_alone = loads_alone
+        self._tells_chunks = tells_chunks
         # Of this replica alone: who has moved away may be on the agenda of two replicas.
         self._finish_seq = place << 40
         self.condition = UP
+        self.joined_ns, self.left_ns = now_ns(env), NEVER
         rank = place if rank is None else rank
         self._turn = Phase.SCHEDULE + rank + (_LATE if passes_late else 0)
         self._watched = watched
+        self._prefills_too = prefills_too  # of a decode replica: not only who was preempted waits
+        self._has_sent = False  # in this pass, while somebody waits
         self._step_end = Phase.STEP_END + rank
         self._bell = Doorbell(env)
         self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
@@ -214,6 +222,8 @@ class ReplicaParts:
     ) -> None:
         """Called by the state when the policy preempts; `ticks` are those in the decode group."""
         life = self.lives[request]
+        if life.ahead is not None:
+            self._surroundings.preempted(life)
         life.preemptions += 1
         life.recomputed_tokens += lost_tokens
         life.lost_tokens = lost_tokens

@@ -140,6 +140,19 @@ class ReplicaPresent(ReplicaAccounts):
         """What its step-time model counted; None if it counts nothing."""
         return None if self._notes_to is None else self._notes_to.usage()
 
+    @property
+    def busy_by_now_ns(self) -> int:
+        """Time with a step in flight up to now."""
+        if not self.in_flight:
+            return self.busy_ns
+        since = max(self._counted_until_ns, min(flight.start_ns for flight in self.in_flight))
+        return self.busy_ns + now_ns(self.env) - since
+
+    @property
+    def _counted_until_ns(self) -> int:
+        """Up to when `busy_ns` counts, where steps of several batches overlap."""
+        return 0
+
     def gauges(self) -> tuple[int, int, int, int, int]:
         """What the series holds of it, as of now: see `sim.records.SERIES_COLUMNS`."""
         self.sync(passed=True)

@@ -66,8 +66,8 @@ class ReplicaSpec:
 class Surroundings(Protocol):
     """What a replica asks of the cluster around it."""
 
-    def pull(self, replica: Replica) -> None:
-        """Start the transfers for which the replica has room now (decode role)."""
+    def pull(self, replica: Replica) -> bool:
+        """Start the transfers for which the replica has room now (decode role); whether any did."""
         ...
 
     def loading(self, replica: Replica) -> bool:
@@ -92,6 +92,14 @@ class Surroundings(Protocol):
 
     def left_early(self, life: Lifetime) -> None:
         """A request that goes on elsewhere was given up, and has left its prefill replica."""
+        ...
+
+    def preempted(self, life: Lifetime) -> None:
+        """A request that goes on elsewhere is preempted on its prefill replica."""
+        ...
+
+    def computed(self, replica: Replica, request: Request, life: Lifetime) -> None:
+        """A chunk that is not the last of its prompt is computed, if a replica `tells_chunks`."""
         ...
 
     def more_room(self) -> None:

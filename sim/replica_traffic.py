@@ -56,7 +56,7 @@ class ReplicaTraffic(ReplicaEnds):
         self.expected[ahead.request] = ahead
         self.outstanding += 1
         self._known_tokens += ahead.request.known_tokens
-        if self._cache is not None and self.in_flight:
+        if self._watched and self._cache is not None and self.in_flight:
             self._cut()
 
     def gives_up(self, ahead: Ahead) -> None:
@@ -67,6 +67,8 @@ class ReplicaTraffic(ReplicaEnds):
 
     def expect_no_more(self, ahead: Ahead) -> None:
         """What was reserved for a request that will not come is free."""
+        if ahead.request not in self.expected:  # the replica has failed since
+            return
         if not ahead.given_up:
             self.gives_up(ahead)
         del self.expected[ahead.request]
@@ -75,6 +77,8 @@ class ReplicaTraffic(ReplicaEnds):
             self.kv.release(ahead.request)
             self.relieved()
             self.notify()
+        if self.condition == DRAINING and self.empty:
+            self._surroundings.emptied(self._this)
 
     def reserve(self, ahead: Ahead) -> None:
         """Phase (4), the passes of this pool being over: take blocks for what will be pushed."""
@@ -99,7 +103,9 @@ class ReplicaTraffic(ReplicaEnds):
 
     def _may_find_more(self) -> bool:
         """Whether what runs here may help somebody for whom there is no room yet."""
-        if any(a.found_tokens is None and not a.given_up for a in self.expected.values()):
+        if self._watched and any(
+            a.found_tokens is None and not a.given_up for a in self.expected.values()
+        ):
             return True
         return self._surroundings.may_find_more(self._this)
 

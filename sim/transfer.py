@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
 
 from sim.carrier import OnTheWay
 from sim.clock import Instant, Phase
+from sim.errors import ConfigError
 from sim.records import Lifetime
 from sim.replica import Replica
 from sim.request import Request
+
+Overlap = Literal["none", "layerwise", "chunked"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,15 @@ class TransferSpec:
         blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
             sends for the KV of one request, after those loaded have joined, before its policy
             decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
+        decode_first: The decode replica is chosen on arrival, before the prefill replica, as by the
+            routers of llm-d and Dynamo, and not when the prefill ends (against rule 28): from then
+            on the request counts on both sides (rule 69). Where none takes requests, or the chosen
+            one fails before the prefill ends, one is chosen then (rule 83).
+        overlap: What is sent while a prefill goes on (`sim.streams`): ``none``, ``layerwise`` (rule
+            66) or ``chunked``; both go with push only.
+        layers: Equal parts of a layer-wise transfer: the layers of the model.
+        layerwise_above_tokens: Prompts up to this length are sent when their prefill has ended,
+            longer ones layer by layer.
     """
 
     bandwidth_bytes_per_s: float | None
@@ -48,11 +62,32 @@ class TransferSpec:
     shares_links: bool = False
     blocks_decode: bool = False
     push: bool = False
+    decode_first: bool = False
+    overlap: Overlap = "none"
+    layers: int = 0
+    layerwise_above_tokens: int = 0
 
-    def duration_ns(self, num_bytes: int) -> int:
+    def __post_init__(self) -> None:
+        if self.overlap == "none":
+            return
+        if not self.push:
+            raise ConfigError(
+                f"transfer.overlap: {self.overlap}: needs start: push, so that the decode side has "
+                "its blocks before the prefill begins; try start: push, or overlap: none"
+            )
+        if self.blocks_decode:
+            raise ConfigError(
+                f"transfer.overlap: {self.overlap}: with blocks_decode: true a decode replica "
+                "would stand still while prompts are computed; try blocks_decode: false"
+            )
+        if self.overlap == "layerwise" and self.layers < 1:
+            raise ConfigError(f"transfer.layers: {self.layers}: layerwise needs at least 1")
+
+    def duration_ns(self, num_bytes: Fraction | float) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
         assert self.bandwidth_bytes_per_s is not None
-        return max(1, round((self.latency_s + num_bytes / self.bandwidth_bytes_per_s) * 1e9))
+        size = float(num_bytes) if isinstance(num_bytes, Fraction) else num_bytes
+        return max(1, round((self.latency_s + size / self.bandwidth_bytes_per_s) * 1e9))
 
     @property
     def latency_ns(self) -> int:
@@ -62,12 +97,21 @@ class TransferSpec:
 
 @dataclass
 class Pull:
-    """A request handed to a decode replica that has not reserved blocks for it yet."""
+    """A request handed to a decode replica that has not reserved blocks for it yet.
+
+    Attributes:
+        request: As the decode replica sees it.
+        life: Who it is.
+        source: Prefill replica, which holds the blocks of `held`.
+        held: As the prefill replica saw it.
+        prefilled_ns: When its prefill had ended.
+    """
 
     request: Request
     life: Lifetime
     source: Replica
     held: Request
+    prefilled_ns: int
 
 
 @dataclass
@@ -81,8 +125,12 @@ class Transfer:
         held: The request as the prefill replica saw it.
         target: Decode replica, which has reserved blocks.
         num_bytes: Whole blocks of the source, but those that the target has cached.
-        start_ns: When it was sent.
+        start_ns: When it was sent, or the first part of it.
+        prefilled_ns: When the prefill had ended whose KV it is; None while that goes on.
         end: The wake-up at its end; on shared links, what is on the way there.
+        order: Rank in order of start.
+        withheld: Share of its bytes that is yet to be computed; None once all may be sent.
+        due_ns: Where it has its link to itself, the earliest end by what was released.
     """
 
     life: Lifetime
@@ -92,14 +140,18 @@ class Transfer:
     target: Replica
     num_bytes: int
     start_ns: int
+    prefilled_ns: int | None
     end: Instant | OnTheWay | None = None
+    order: int = 0
+    withheld: Fraction | None = None
+    due_ns: int = 0
 
     def move_end(self, delay_ns: int) -> None:
         """Let it end `delay_ns` from now instead; only where it has its link to itself."""
         assert isinstance(self.end, Instant), "on shared links the links say when it ends"
-        self.end = self.end.replace(delay_ns, Phase.TRANSFER_END)
+        self.end = self.end.replace(delay_ns, Phase.TRANSFER_END + self.order)
 
     def call_off(self) -> None:
         """It never ends. What both sides hold for it is the caller's to give back."""
-        assert self.end is not None
-        self.end.call_off()
+        if self.end is not None:  # else it has its link to itself, and its prefill goes on
+            self.end.call_off()

@@ -3,8 +3,10 @@
 Beyond that format: any of our routers by name, ``order`` of a replica and ``predictor`` of the
 workload by name, ``priority``, ``deadline_ns``, ``cancel_at_ns`` and ``cancel_after_s`` of a
 request, ``host_bandwidth``, ``kv_bytes_per_token`` and ``nic_bytes_per_s`` of a replica,
-``recompute_last_token``, ``sharing``, ``blocks_decode`` and ``start`` of the transfer, and
-``stages`` of a replica: a step time for each, with the ``link`` between them.
+``recompute_last_token``, ``sharing``, ``blocks_decode``, ``start``, ``decode_first``, ``overlap``,
+``layers`` and ``layerwise_above_tokens`` of the transfer, ``local_prefill`` of two pools, and
+``stages`` of a replica: a step time for each, with
+the ``link`` between them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from policies import ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.cluster import Cluster
 from sim.content import Content
 from sim.event_loop import simulate
+from sim.local_prefill import LocalPrefill
 from sim.pipeline import PipelineReplica
 from sim.policy import Router
 from sim.pool import PoolSpec
@@ -109,7 +112,7 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
     entry = _pool("prefill", layout["prefill"], layout.get("router", default), kv_bytes)
     # KV that is swapped out there may have another size than on the wire.
     decode = _pool("decode", layout["decode"], layout.get("decode_router", default), 0)
-    again = wire.get("recompute_last_token", False)
+    again = layout.get("recompute_last_token", wire.get("recompute_last_token", False))
     shares = wire.get("sharing", "none") == "max-min"
     transfer = TransferSpec(
         wire["bandwidth_bytes_per_s"],
@@ -118,8 +121,14 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
         shares_links=shares,
         blocks_decode=wire.get("blocks_decode", False),
         push=wire.get("start", "pull") == "push",
+        overlap=wire.get("overlap", "none"),
+        layers=wire.get("layers", 0),
+        layerwise_above_tokens=wire.get("layerwise_above_tokens", 0),
+        decode_first=wire.get("decode_first", False),
     )
-    return Cluster(entry, decode, transfer, predictor), _names(entry) + _names(decode)
+    local = LocalPrefill(**layout["local_prefill"]) if "local_prefill" in layout else None
+    cluster = Cluster(entry, decode, transfer, predictor, local_prefill=local)
+    return cluster, _names(entry) + _names(decode)
 
 
 def _pool(name: str, configs: list[Spec], router: str, kv_bytes_per_token: int) -> PoolSpec:

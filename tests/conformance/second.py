@@ -48,12 +48,9 @@ CHUNK = 50
 def covered(spec: Spec) -> bool:
     """Whether `differs` says all there is to say, and we can run it.
 
-    `sglang` has a comparison of its own; events are compared elsewhere, and transfers layer by
-    layer are not modelled.
+    `sglang` has a comparison of its own, and events are compared elsewhere.
     """
-    wire = spec.get("disaggregated", {}).get("transfer", {})
-    known = wire.get("overlap", "none") == "none" and not spec.get("events")
-    return known and all(x["policy"] != "sglang" for x in replicas_of(spec))
+    return not spec.get("events") and all(x["policy"] != "sglang" for x in replicas_of(spec))
 
 
 def without_idle_nics(spec: Spec) -> Spec:
@@ -149,9 +146,11 @@ def _unlike(facts: Facts, ours: Facts) -> list[str]:
 
 
 def _moved(spec: Spec, result: Any) -> list[list[Any]]:
-    """Transfers with the blocks that were moved: not those that the target has found."""
+    """Transfers that ended, with the blocks moved: not those that the target has found."""
     rows = []
     for t in result.transfers:
+        if t.called_off:
+            continue
         prefill = spec["disaggregated"]["prefill"][int(t.source.removeprefix("prefill"))]
         moved = t.source_blocks - t.cached_tokens // prefill.get("block_tokens", 16)
         rows.append([t.request, t.source, t.target, t.start_ns, t.end_ns, moved])

@@ -278,6 +278,30 @@ MISUSES = [
         "c.yaml: pools.transfer.start: pus: expected one of pull, push; try push",
     ),
     (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, "
+        "transfer: {bandwidth_bytes_per_s: 1e9, overlap: layer-wise}}",
+        "c.yaml: pools.transfer.overlap: layer-wise: expected one of none, layerwise, chunked; "
+        "try layerwise",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, "
+        "transfer: {bandwidth_bytes_per_s: 1e9, overlap: layerwise}}",
+        "c.yaml: pools.transfer.overlap: layerwise: needs start: push, so that the decode side has "
+        "its blocks before the prefill begins; try start: push, or overlap: none",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, overlap: chunked, start: push, blocks_decode: true}}",
+        "c.yaml: pools.transfer.overlap: chunked: with blocks_decode: true a decode replica would "
+        "stand still while prompts are computed; try blocks_decode: false",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, layerwise_above_tokens: 512}}",
+        "c.yaml: pools.transfer.layerwise_above_tokens: 512: counts with overlap: layerwise only; "
+        "set that, or leave it out",
+    ),
+    (
         BASE + "nic_bytes_per_s: 1e9",
         "c.yaml: nic_bytes_per_s: 1e+09: counts where transfers share links only; leave it out",
     ),
