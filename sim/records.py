@@ -436,8 +436,12 @@ SERIES_COLUMNS = (
     "lost_blocks",
 )
 # `lost` requests had to leave because of the change.
-CHANGES = ("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off")
-CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
+# `factor_millionths` is that of a straggler or a slow NIC, -1 elsewhere.
+CHANGES = (
+    *("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off"),
+    *("slowed", "normal", "degraded", "mended"),
+)
+CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost", "factor_millionths")
 # How a migration ended (`sim.migration`): the request moved, or why it stayed.
 OUTCOMES = (
     "moved",
