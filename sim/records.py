@@ -307,6 +307,7 @@ class Recorder:
         self.transfers = array("q")
         self.changes = array("q")
         self.migrations = array("q")
+        self.fetches = array("q")
         self.decisions: list[Decision] = []
         self.logs: list[array[int]] = []
 
@@ -466,6 +467,8 @@ MIGRATION_COLUMNS = (
     "bytes",
     "outcome",
 )
+# Prefixes fetched from one replica's cache into another's, those called off left out.
+FETCH_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "tokens", "bytes")
 # `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
 # its links to itself, all bytes being there.
 TRANSFER_COLUMNS = (
@@ -506,6 +509,8 @@ class SimulationResult:
         changes: Columns `CHANGE_COLUMNS`, what happened to replicas; codes are those of `CHANGES`.
         migrations: Columns `MIGRATION_COLUMNS` and ``resumed_ns``, those that ended; outcomes are
             those of `OUTCOMES`.
+        fetches: Columns `FETCH_COLUMNS`, prefixes copied between caches.
+        fetches_without_room: Those that were not made, as blocks were short.
         links: What each link of a topology has carried.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
@@ -524,6 +529,8 @@ class SimulationResult:
     transfers: dict[str, Ints]
     changes: dict[str, Ints] = field(default_factory=dict)
     migrations: dict[str, Ints] = field(default_factory=dict)
+    fetches: dict[str, Ints] = field(default_factory=dict)
+    fetches_without_room: int = 0
     links: tuple[LinkUse, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
