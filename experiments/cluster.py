@@ -15,6 +15,7 @@ from experiments import (
     host_link,
     parts,
     pipeline,
+    prefix_fetch,
     schema,
     startup,
     step_times,
@@ -117,8 +118,9 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     predictor = None
     if experiment.predictor is not None:
         predictor = parts.predictor(experiment.predictor, where("predictor"), folder)
+    entry = built.get("colocated") or built["prefill"]
     cluster = Cluster(
-        entry=built.get("colocated") or built["prefill"],
+        entry=entry,
         decode=built.get("decode"),
         transfer=None if transfer is None else transfers.spec_of(transfer, model, where),
         predictor=predictor,
@@ -126,6 +128,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         on_failure=experiment.on_failure,
         topology=nodes,
         local_prefill=conditional.local_prefill(experiment, where),
+        prefix_fetch=prefix_fetch.spec_of(experiment, entry, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -232,6 +235,11 @@ def _pool(
     if role == "decode" and experiment.decode_router is not None:
         named, key = experiment.decode_router, "decode_router"
     router = parts.router(named, where(key), folder)
+    if role == "decode" and router.places_prefills:
+        raise ConfigError(
+            f"{where('decode_router')}: {named['name']}: chooses where to prefill, which says "
+            "nothing of decode replicas; try least-kv"
+        )
     snapshot_ns = round(experiment.router_snapshot_s * 1e9)
     if 0 < experiment.router_snapshot_s < SHORTEST_SNAPSHOT_S:
         raise ConfigError(

@@ -448,6 +448,20 @@ class LocalPrefill(Strict):
     """All, while at least so many requests wait in the queues of the prefill pool."""
 
 
+class PrefixFetch(Strict):
+    """A global prefix cache: a replica fetches what another one of its pool has of a prompt's
+    prefix, and the request waits for that (`sim.prefix_fetch`)."""
+
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bytes per second of one fetch; where transfers share links, only what the router mooncake
+    reckons with. Default: the transfer's, which is needed where there is none."""
+    latency_s: NotNegative | None = None
+    """Paid once per fetch. Default: the transfer's, or 0."""
+    balancing_threshold: Ratio = 1.0
+    """What another replica has is fetched if it is more than so many times what the replica has
+    itself; 1: whenever it is more."""
+
+
 class TokenBucket(Strict):
     """A bucket that fills at a rate, up to a size; it is full at the start."""
 
@@ -591,6 +605,9 @@ class Common(Strict):
     router_snapshot_s: NotNegative = 0.0
     """Routers see the state that replicas had at the last multiple of this, beside what they know
     themselves: what they sent where, and what has ended. 0: the state as it is; else from 0.001."""
+    prefix_fetch: PrefixFetch | None = None
+    """Let replicas that requests arrive at fetch prefixes from each other's caches, such as
+    {bandwidth_bytes_per_s: 50e9}. Default: each has its own only."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []

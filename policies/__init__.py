@@ -7,6 +7,7 @@ dataclass are its options in a config. Names are written with hyphens, options w
 from policies.affinity import ConsistentHash, SessionAffinity
 from policies.cache_routing import KVAware, LeastKV, PrefixAware
 from policies.class_placement import ClassAware
+from policies.conductor import Conductor
 from policies.fair_order import VirtualTokenCounters
 from policies.multi_level_order import MultiLevelQueue
 from policies.orca import Orca
@@ -41,6 +42,7 @@ ROUTERS = {
     "prefix-aware": PrefixAware,
     "kv-aware": KVAware,
     "class-aware": ClassAware,
+    "mooncake": Conductor,
 }
 
 ORDERS = {

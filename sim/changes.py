@@ -150,6 +150,8 @@ class Changes:
             return
         if replica.condition == DOWN:
             raise refused("fail", pool, replica)
+        if self._live.fetches is not None:
+            self._live.fetches.fail(replica)
         lost = self._lose_all(replica)
         if replica.condition == UP:
             pool.missing += 1

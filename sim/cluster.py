@@ -20,8 +20,10 @@ from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
 from sim.local_prefill import check as check_local_prefill
 from sim.network import Network
-from sim.policy import ReplicaView
+from sim.policy import Prefix, ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
+from sim.prefix_fetch import FetchSpec, PrefixFetch
+from sim.prefix_fetch import check as check_fetch
 from sim.records import (
     CANCELLED,
     ENDED,
@@ -75,6 +77,8 @@ class Cluster:
         admission: Who is turned away at the entry, or None.
         on_failure: Whether requests of a replica that fails are routed again, or fail with it.
         local_prefill: Which requests decode replicas prefill by themselves; None: none.
+        prefix_fetch: How replicas of the entry pool fetch prefixes from each other's caches, or
+            None: each has its own only.
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
     """
 
@@ -86,10 +90,18 @@ class Cluster:
     on_failure: OnFailure = "reroute"
     local_prefill: LocalPrefill | None = None
     topology: Topology | None = None
+    prefix_fetch: FetchSpec | None = None
 
     def __post_init__(self) -> None:
         if self.admission is not None:
             check_admission(self.admission, self.entry.snapshot_ns)
+        if self.decode is not None and self.decode.router.places_prefills:
+            raise ConfigError(
+                f"decode_router: {type(self.decode.router).__name__} chooses where to prefill, "
+                "which says nothing of decode replicas; try least-kv"
+            )
+        if self.prefix_fetch is not None:
+            check_fetch(self.entry.replicas)
         if (self.decode is None) != (self.transfer is None):
             raise ConfigError("a decode pool and its transfer go together: give both or neither")
         if self.local_prefill is not None:
@@ -172,6 +184,8 @@ class LiveCluster:
         self.between = None if transfer is None else HandOver(self, transfer)
         local = spec.local_prefill
         self._decode_first = transfer is not None and (local is not None or transfer.decode_first)
+        fetch = spec.prefix_fetch
+        self.fetches = None if fetch is None else PrefixFetch(self, fetch)
         self._pushes = transfer is not None and transfer.push
         self._again = again = transfer is not None and transfer.recompute_last_token
         alone = transfer is not None and transfer.blocks_decode
@@ -279,6 +293,8 @@ class LiveCluster:
         between = self.between
         if between is not None and (between.transfers or between.waiting):
             return True
+        if self.fetches is not None and self.fetches.under_way:
+            return True
         return any(replica.at_work for replica in self.replicas)
 
     def stir(self) -> None:
@@ -358,7 +374,8 @@ class LiveCluster:
         self.note_event(life, QUEUED, replica)
         if between is not None and between.looks_ahead(life):
             between.look_ahead(life, ahead)
-        replica.enqueue(request)
+        if self.fetches is None or not self.fetches.awaited(life, request, replica):
+            replica.enqueue(request)
         return True
 
     def place_whole(self, life: Lifetime, request: Request, replica: Replica) -> None:
@@ -509,6 +526,12 @@ class LiveCluster:
         """Whether the replica has yet to send for the KV of somebody."""
         return self.between is not None and bool(self.between.pulls[replica])
 
+    def prefix(self, replica: Replica, request: Request) -> Prefix | None:
+        """What a request would find cached or fetched there; None where nothing is fetched."""
+        if self.fetches is None or replica.role == "decode":
+            return None
+        return self.fetches.prefix(replica, request)
+
     def unsent_blocks(self, replica: Replica) -> int:
         """Blocks that the replica will need for those whose KV it has not sent for."""
         return 0 if self.between is None else self.between.unsent_blocks(replica)
@@ -520,6 +543,8 @@ class LiveCluster:
     def may_help(self, replica: Replica) -> bool:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
         if self.between is not None and self.between.any_sent_whole():
+            return True
+        if self.fetches is not None and self.fetches.under_way:
             return True
         if self.impatient or self.changes.may_help():
             return True

@@ -19,6 +19,7 @@ from sim.gaps import largest_gaps
 from sim.records import (
     CHANGE_COLUMNS,
     EVENT_COLUMNS,
+    FETCH_COLUMNS,
     NARROW_COLUMNS,
     REQUEST_COLUMNS,
     SERIES_COLUMNS,
@@ -215,6 +216,8 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         series=columns(recorder.series, SERIES_COLUMNS),
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
         changes=columns(recorder.changes, CHANGE_COLUMNS),
+        fetches=columns(recorder.fetches, FETCH_COLUMNS),
+        fetches_without_room=0 if live.fetches is None else live.fetches.without_room,
         links=() if live.network is None else live.network.uses(end_ns),
         decisions=recorder.decisions,
         logs=logs,

@@ -300,6 +300,7 @@ class Recorder:
         self.series = array("q")
         self.transfers = array("q")
         self.changes = array("q")
+        self.fetches = array("q")
         self.decisions: list[Decision] = []
         self.logs: list[array[int]] = []
 
@@ -434,6 +435,8 @@ CHANGES = (
     *("slowed", "normal", "degraded", "mended"),
 )
 CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost", "factor_millionths")
+# Prefixes fetched from one replica's cache into another's, those called off left out.
+FETCH_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "tokens", "bytes")
 # `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
 # its links to itself, all bytes being there.
 TRANSFER_COLUMNS = (
@@ -472,6 +475,8 @@ class SimulationResult:
         series: Columns `SERIES_COLUMNS` on a fixed grid.
         transfers: Columns `TRANSFER_COLUMNS`, those that ended.
         changes: Columns `CHANGE_COLUMNS`, what happened to replicas; codes are those of `CHANGES`.
+        fetches: Columns `FETCH_COLUMNS`, prefixes copied between caches.
+        fetches_without_room: Those that were not made, as blocks were short.
         links: What each link of a topology has carried.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
@@ -489,6 +494,8 @@ class SimulationResult:
     series: dict[str, Ints]
     transfers: dict[str, Ints]
     changes: dict[str, Ints] = field(default_factory=dict)
+    fetches: dict[str, Ints] = field(default_factory=dict)
+    fetches_without_room: int = 0
     links: tuple[LinkUse, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)

@@ -238,8 +238,8 @@ class ReplicaEnds(ReplicaPresent):
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is here or expected, and nobody's KV is kept."""
-        return not (self.lives or self.kept or self.expected)
+        """Whether nobody is here or expected, and nobody's KV is kept or copied."""
+        return not (self.lives or self.kept or self.expected or self.guests)
 
 
 def by_seat(request: Request) -> int:

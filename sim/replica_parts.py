@@ -51,6 +51,9 @@ class ReplicaParts:
         lost_blocks_then: Blocks that had lost their content when the replica last failed.
         kept: Requests that have left and whose KV is not yet fetched, as their prefills ended.
         held_for_transfer: Their blocks.
+        fetching: Requests that wait for their prefix (`sim.prefix_fetch`), and the tokens that they
+            will then compute.
+        guests: Who holds blocks here while these are copied from one cache to another.
         condition: ``up``, ``draining``, ``failed``, ``gone`` or ``starting`` (`sim.changes`).
         joined_ns: When it joined its pool, up or not.
         left_ns: When it was gone; `NEVER` if it is still there.
@@ -156,6 +159,8 @@ class ReplicaParts:
         self.lives: dict[Request, Lifetime] = {}
         self.expected: dict[Request, Ahead] = {}
         self.kept: dict[Request, Lifetime] = {}
+        self.fetching: dict[Request, int] = {}
+        self.guests: dict[Request, None] = {}
         self.held_for_transfer = self.outstanding = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []
