@@ -289,7 +289,16 @@ class LiveCluster:
         pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)
+        for tell in self.changes.on_join:
+            tell(replica)
         return replica
+
+    def pool_of(self, replica: Replica) -> Pool:
+        """The pool in which a replica is."""
+        if replica.role != "decode":
+            return self.entry
+        assert self.decode is not None
+        return self.decode
 
     def in_motion(self) -> bool:
         """Whether something goes on by itself, without an arrival, a cancellation or an event."""
