@@ -95,7 +95,7 @@ def report(result: SimulationResult, summary: dict[str, Any]) -> list[str]:
             "change": CHANGES[code],
             "lost": lost,
         }
-        for when, place, code, lost in rows
+        for when, place, code, lost, _ in rows
     ]
     moved = int(result.requests["rerouted"].sum())
     summary["changes"] = {"events": changes, "rerouted": moved}

@@ -353,9 +353,11 @@ class HandOver:
                 transfer.source.free_held(transfer.held)
                 transfer.source.notify()
             else:
+                replica.sign_off(transfer.request)
                 self._hand_over_again(transfer)
             del replica.lives[transfer.request]
         for pull in self.pulls[replica]:
+            replica.sign_off(pull.request)
             self._hand_over_again(pull)
             del replica.lives[pull.request]
         self.pulls[replica].clear()

@@ -217,13 +217,11 @@ class PipelineReplica(Replica):
         self._pace = pace
         assert isinstance(self.step_time, PipelineStepTime)
         self._models = self.step_time.stages
-        if pace:  # one stage has the longer first pass, the others wait for it
+        if pace:  # one stage has the longer first pass; moves between stages are not slowed
             later = replace(pace, warm_up=replace(pace.warm_up, first_pass_ns=0))
-            first, *others = self._models
-            self._models = [
-                PacedStepTime(first, pace),
-                *(PacedStepTime(stage, later) for stage in others),
-            ]
+            paces = [pace, *[later] * (len(self._models) - 1)]
+            models = map(PacedStepTime, self.step_time.models, paces)
+            self._models = PipelineStepTime(list(models), self.step_time.link).stages
 
     # --- the iteration loop
 
@@ -382,7 +380,8 @@ class PipelineReplica(Replica):
         What ends at this instant has ended, as phase (1) is past.
         """
         ride = self._run_ahead
-        assert ride is not None
+        if ride is None:  # nothing runs ahead
+            return
         ends, now = ride.flight.ends_ns, now_ns(self.env)
         over = bisect_left(ends, now)
         self._longest_run = max(FIRST_RUN, 2 * (over + 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -487,6 +487,18 @@ class Policy:
         return done
 
 
+class Prefix(NamedTuple):
+    """What a request need not compute on a replica.
+
+    Attributes:
+        tokens: Found in its cache, or fetched into it from another one (`sim.prefix_fetch`).
+        wait_ns: How long what is fetched takes; 0 if nothing is.
+    """
+
+    tokens: int
+    wait_ns: int
+
+
 class ReplicaView(Protocol):
     """What a router sees of a replica, as of `as_of_ns`; numbers are worked out when asked for.
 
@@ -571,6 +583,14 @@ class ReplicaView(Protocol):
         """
         ...
 
+    def prefix(self, request: Request) -> Prefix:
+        """As `cached_tokens`, with what would be fetched from other replicas' caches."""
+        ...
+
+    def prefill_ns(self, tokens: int, cached: int) -> int:
+        """Time to prefill so many tokens that follow `cached` ones, alone on the replica, ns."""
+        ...
+
 
 class Router:
     """Which replica of a pool gets a request.
@@ -589,10 +609,12 @@ class Router:
         sees_contents: It asks for `ReplicaView.cached_tokens`, so it needs the exact state.
         sees_state: It asks for more than `index`, `outstanding` and `serves`, so that a snapshot
             interval makes a difference to it.
+        places_prefills: It reckons with prefills alone, so it is no router of a decode pool.
     """
 
     sees_contents: ClassVar[bool] = False
     sees_state: ClassVar[bool] = True
+    places_prefills: ClassVar[bool] = False
 
     def check(self, replicas: int) -> None:
         """Raise `ConfigError` if these options cannot work on a pool of that many replicas."""

@@ -32,7 +32,7 @@ from tests.conformance.workloads import Spec
 
 NOT_OPTIONS = (
     *("policy", "total_blocks", "block_tokens", "max_model_len", "step_time", "order"),
-    *("stages", "link", "host_bandwidth", "host_overlap", "kv_bytes_per_token"),
+    *("stages", "link", "activations", "host_bandwidth", "host_overlap", "kv_bytes_per_token"),
     *("disk_read", "disk_write"),
     "nic_bytes_per_s",
 )
@@ -175,7 +175,9 @@ def _staged(config: Spec) -> dict[str, Any]:
     """The step time and the class of a replica with stages."""
     if "stages" not in config:
         return {"step_time": LinearStepTime(**config.get("step_time", {}))}
-    link = {"bytes_per_token": 0, "bandwidth_bytes_per_s": 1.0} | config.get("link", {})
+    link = {"bytes_per_token": 0, "bandwidth_bytes_per_s": 1.0} | (
+        config.get("link") or config.get("activations") or {}
+    )
     models = [LinearStepTime(**stage) for stage in config["stages"]]
     return {"step_time": PipelineStepTime(models, StageLink(**link)), "kind": PipelineReplica}
 
