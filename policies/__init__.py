@@ -9,6 +9,7 @@ from policies.cache_routing import KVAware, LeastKV, PrefixAware
 from policies.class_placement import ClassAware
 from policies.conductor import Conductor
 from policies.fair_order import VirtualTokenCounters
+from policies.llumnix import Evacuation, Llumnix
 from policies.multi_level_order import MultiLevelQueue
 from policies.orca import Orca
 from policies.orders import Deadline, Priority, ShortestFirst, ShortestRemaining
@@ -54,5 +55,7 @@ ORDERS = {
     "mlfq": MultiLevelQueue,
     "vtc": VirtualTokenCounters,
 }
+
+MIGRATORS = {"llumnix": Llumnix, "evacuation": Evacuation}
 
 PREDICTORS = {"oracle": Oracle, "noisy": Noisy, "bucket": Bucket}

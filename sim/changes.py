@@ -168,10 +168,11 @@ class Changes:
 
     def _lose_all(self, replica: Replica) -> list[Lifetime]:
         """Whoever is on the replica, in the order of rule 79; what they have elsewhere is freed."""
-        between = self._live.between
+        between, moving = self._live.between, self._live.migrations
+        moved = [] if moving is None else moving.fail(replica)
         if between is None:
             begun, waiting = replica.fail()
-            return [*begun, *waiting]
+            return [*begun, *moved, *waiting]
         between.lose_target(replica)
         held, ended = replica.kept, [life for life in replica.lives.values() if life.ended]
         begun, waiting = replica.fail()
@@ -181,7 +182,7 @@ class Changes:
         kept = between.lose_source(held)
         for life in (*waiting, *ended):
             between.left_early(life)
-        return [*begun, *kept, *waiting]
+        return [*begun, *kept, *moved, *waiting]
 
     def restore(self, pool: Pool, replica: Replica) -> None:
         """A replica that failed is up again, and empty."""

@@ -19,6 +19,7 @@ from sim.errors import ConfigError
 from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
 from sim.local_prefill import check as check_local_prefill
+from sim.migration import Migrations, MigrationSpec
 from sim.network import Network
 from sim.policy import Prefix, ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
@@ -80,6 +81,7 @@ class Cluster:
         prefix_fetch: How replicas of the entry pool fetch prefixes from each other's caches, or
             None: each has its own only.
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
+        migration: Which running requests move to other replicas of the pool that decodes, or None.
     """
 
     entry: PoolSpec
@@ -90,6 +92,7 @@ class Cluster:
     on_failure: OnFailure = "reroute"
     local_prefill: LocalPrefill | None = None
     topology: Topology | None = None
+    migration: MigrationSpec | None = None
     prefix_fetch: FetchSpec | None = None
 
     def __post_init__(self) -> None:
@@ -112,7 +115,11 @@ class Cluster:
             _check_topology(self.transfer, self.entry, self.decode)
         elif self.transfer is not None and self.transfer.bandwidth_bytes_per_s is None:
             raise ConfigError("transfer: bandwidth_bytes_per_s: needed without a topology")
-        if self.topology is not None or self.transfer is None or not self.transfer.shares_links:
+        if self.migration is not None:
+            pool = self.decode or self.entry
+            self.migration.check(pool, self.transfer, has_network=self.topology is not None)
+        links = self.transfer or (self.migration and self.migration.link)
+        if self.topology is not None or not links or not links.shares_links:
             _refuse_nics(self.entry, self.decode)
 
 
@@ -179,9 +186,12 @@ class LiveCluster:
             "seed": seed,
         }
         transfer = spec.transfer
-        latency_ns = 0 if transfer is None else transfer.latency_ns
+        moving = spec.migration
+        link = transfer or (moving and moving.link)
+        latency_ns = link.latency_ns if link else 0
         self.network = None if spec.topology is None else Network(env, spec.topology, latency_ns)
         self.between = None if transfer is None else HandOver(self, transfer)
+        self.migrations = None if moving is None else Migrations(self, moving)
         local = spec.local_prefill
         self._decode_first = transfer is not None and (local is not None or transfer.decode_first)
         fetch = spec.prefix_fetch
@@ -219,7 +229,7 @@ class LiveCluster:
         ]
         snapshots = None
         if pool.snapshot_ns:
-            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self._in_motion)
+            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self.in_motion)
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
@@ -247,6 +257,8 @@ class LiveCluster:
             self.network.join(replica, spec.seat, f"{role} replica {index}")
         if self.between is not None:
             self.between.join(replica)
+        if self.migrations is not None:
+            self.migrations.join(replica)
         return replica
 
     def _scale(self) -> None:
@@ -288,10 +300,12 @@ class LiveCluster:
         assert self.decode is not None
         return self.decode
 
-    def _in_motion(self) -> bool:
+    def in_motion(self) -> bool:
         """Whether something goes on by itself, without an arrival, a cancellation or an event."""
-        between = self.between
+        between, moving = self.between, self.migrations
         if between is not None and (between.transfers or between.waiting):
+            return True
+        if moving is not None and moving.under_way:
             return True
         if self.fetches is not None and self.fetches.under_way:
             return True
@@ -301,6 +315,8 @@ class LiveCluster:
         """Something is about to change from outside: an arrival, an end, an event."""
         for snapshots in self._snapshots:
             snapshots.wake()
+        if self.migrations is not None:
+            self.migrations.wake()
 
     # --- arrivals
 
@@ -308,7 +324,7 @@ class LiveCluster:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
         self.arrived += 1
-        if self._snapshots:
+        if self._snapshots or self.migrations is not None:
             self.stir()
         patience_ns = arrival.cancel_after_ns
         if patience_ns is not None and patience_ns <= 0:
@@ -459,6 +475,8 @@ class LiveCluster:
             self.impatient -= 1
             life.cancellation.call_off()
         self.live.pop(life.arrival.index, None)
+        if self.migrations is not None and not self.live:
+            self.migrations.rest()
         self.ended += 1
         for ended in self._told:
             ended.append(life)
@@ -486,6 +504,8 @@ class LiveCluster:
             if between is None or not between.withdraw(life):
                 self.changes.withdraw(life)
             self.left_early(life)
+        elif self.migrations is not None and self.migrations.cancel(life):
+            pass  # its KV is on the way to another replica, and arrives there
         elif between is None or not between.cancel(life, request, replica):
             replica.give_up(request)
         self.end(life, CANCELLED, "", now_ns(self.env))
@@ -544,6 +564,8 @@ class LiveCluster:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
         if self.between is not None and self.between.any_sent_whole():
             return True
+        if self.migrations is not None and self.migrations.under_way:
+            return True
         if self.fetches is not None and self.fetches.under_way:
             return True
         if self.impatient or self.changes.may_help():
@@ -558,7 +580,7 @@ class LiveCluster:
     @property
     def may_return(self) -> bool:
         """Whether a request that has left a replica may come back to it."""
-        return self.changes.expected
+        return self.changes.expected or self.migrations is not None
 
     def note_event(self, life: Lifetime, code: int, replica: Replica) -> None:
         """A change of a request's state, if these are recorded."""

@@ -6,7 +6,8 @@ next boundary between iterations, so that tokens' times are those of stepping th
 
 `Replica` is a chain of classes, each of which uses those before it: `ReplicaParts` (what it is made
 of), `ReplicaAccounts` (what it counts), `ReplicaPresent` (what is over by now), `ReplicaEnds` (how
-iterations end), `ReplicaTraffic` (what reaches it), and the iteration loop here.
+iterations end), `ReplicaTraffic` (what reaches it), `ReplicaMoves` (who moves while running), and
+the iteration loop here.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from sim.flight import DecisionNotes, Flight
 from sim.policy import ReplicaState
 from sim.queue import ChangingOrder
 from sim.records import Decision
-from sim.replica_traffic import ReplicaTraffic
+from sim.replica_moves import ReplicaMoves
 from sim.request import NEVER, Request
 from sim.step_time import StepWork
 
 
-class Replica(ReplicaTraffic):
+class Replica(ReplicaMoves):
     """One model instance and its iteration loop; its attributes are those of `ReplicaParts`."""
 
     def _run(self) -> Generator[Event, Any, None]:
