@@ -18,7 +18,8 @@ The rules:
    which it was drawn.
 4. It goes on as long as a request is in the system or to come; no spell of trouble begins after
    `until_ns`, where that is given. A unit all of whose replicas are gone has no more of them.
-5. Replicas that join later have spells like the others; a node has the replicas that it is given.
+5. Replicas that join later have spells like the others. A node has the replicas that it is given,
+   or, by its number in a topology, those that have a GPU on it at that moment.
 
 Exponential up-times are the usual model of a repairable component (Barlow and Proschan,
 Mathematical Theory of Reliability, 1965); that failures of real clusters come with Weibull shapes
@@ -41,7 +42,7 @@ from sim.clock import Phase, Tick, now_ns
 from sim.errors import ConfigError, StuckError
 from sim.pool import named_generator
 from sim.replica_spec import DRAINING, FAILED, GONE, UP
-from sim.slow_down import CanFail, Normal, Place, Slow
+from sim.slow_down import CanFail, Node, Normal, Slow, replicas_on
 
 if TYPE_CHECKING:
     from sim.cluster import LiveCluster
@@ -60,7 +61,8 @@ class Failures:
         mttr_ns: Mean down-time, ns.
         seed: Of the generators.
         shape: Of the Weibull distribution of up-times; 1 is exponential.
-        nodes: Replicas of each node, for nodes that fail; None: each replica by itself.
+        nodes: Those that fail, each as a whole; none: those of the topology with a replica at the
+            begin. None: each replica by itself.
         pools: Which pools have failures, by name; None: all. Not with `nodes`.
         until_ns: None fails later.
     """
@@ -69,7 +71,7 @@ class Failures:
     mttr_ns: float
     seed: int = 0
     shape: float = 1.0
-    nodes: Sequence[Sequence[Place]] | None = None
+    nodes: Sequence[Node] | None = None
     pools: Sequence[str] | None = None
     until_ns: int | None = None
 
@@ -161,7 +163,7 @@ class _Unit:
     """A replica or a node, and its spells."""
 
     name: str
-    replicas: Sequence[Replica]
+    replicas: Callable[[], list[Replica]]
     rng: np.random.Generator
     repair: Callable[[], None] = field(default=lambda: None)
 
@@ -188,21 +190,22 @@ class _Drawn:
                 self._joined(replica)
             self._live.changes.on_join.append(self._joined)
             return
-        for number, members in enumerate(what.nodes):
-            pools = [self._live.decode if decode else self._live.entry for decode, _ in members]
-            replicas = [
-                pool.replicas[index]
-                for pool, (_, index) in zip(pools, members, strict=True)
-                if pool is not None
-            ]
-            self._watch(f"node {number}", sorted(replicas, key=lambda replica: replica.place))
+        for position, node in enumerate(what.nodes or self._nodes_in_use()):
+            number = node if isinstance(node, int) else position
+            self._watch(f"node {number}", partial(replicas_on, self._live, node))
+
+    def _nodes_in_use(self) -> list[int]:
+        network = self._live.network
+        if network is None:
+            raise ConfigError("failures of nodes: there is no topology; say who is on which node")
+        return sorted({gpu.node for each in self._live.replicas for gpu in network.gpus_of(each)})
 
     def _joined(self, replica: Replica) -> None:
         pool = self._live.pool_of(replica).spec.name
         if self._what.pools is None or pool in self._what.pools:
-            self._watch(f"{pool}-{replica.index}", [replica])
+            self._watch(f"{pool}-{replica.index}", lambda: [replica])
 
-    def _watch(self, name: str, replicas: Sequence[Replica]) -> None:
+    def _watch(self, name: str, replicas: Callable[[], list[Replica]]) -> None:
         rng = named_generator(self._what.seed, f"{self._what.purpose} {name}")
         self._live.changes.to_come += 1
         self._next(_Unit(name, replicas, rng))
@@ -211,7 +214,7 @@ class _Drawn:
         """An up-time begins."""
         up_ns = self._up_ns(unit.rng)
         late = self._until_ns is not None and now_ns(self._live.env) + up_ns > self._until_ns
-        if late or all(replica.condition == GONE for replica in unit.replicas):
+        if late or all(replica.condition == GONE for replica in unit.replicas()):
             self._live.changes.to_come -= 1
             return
         self._after(up_ns, partial(self._strike, unit))
@@ -225,7 +228,7 @@ class _Drawn:
     def _strike(self, unit: _Unit, _: Any) -> None:
         self._live.stir()
         self._look_for_progress(unit)
-        unit.repair = self._what.strike(self._live, unit.replicas)
+        unit.repair = self._what.strike(self._live, unit.replicas())
         self._after(self._down_ns(unit.rng), partial(self._repair, unit))
 
     def _repair(self, unit: _Unit, _: Any) -> None:
