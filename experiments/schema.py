@@ -434,6 +434,10 @@ class Transfer(Strict):
     blocks_decode: bool = False
     """A decode replica starts no step while KV is on its way to it, one request's at a time
     (DistServe)."""
+    max_waiting_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """With `blocks_decode`: requests are fetched one after the other while those fetched, and not
+    running yet, have less than this share of the pool (DistServe: 0.05). Default: as many as have
+    room, each of which joins at once."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
     decode_first: bool = False
@@ -510,17 +514,61 @@ class Admission(Strict):
 
 
 class Change(Strict):
-    """What happens to a replica at an instant (`sim.changes`)."""
+    """What happens to a replica, its NIC or a node at an instant (`sim.changes`,
+    `sim.slow_down`)."""
 
     at_s: NotNegative
     """When, seconds from the start."""
-    what: Literal["fail", "restore", "drain", "add"]
+    what: Literal["fail", "restore", "drain", "add", "slow", "normal", "degrade", "mend"]
     """``fail``: its step in flight and all KV are lost; ``restore``: one that failed is up again,
-    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more."""
+    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more.
+    ``slow``: iterations that start from then on take `factor` times as long; ``degrade``: its NIC
+    carries `factor` times its bandwidth; ``normal`` and ``mend`` end these."""
+    factor: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Of ``slow``, such as 1.5, and ``degrade``, such as 0.1; as the decimal number written."""
+    until_s: NotNegative | None = None
+    """When ``slow`` or ``degrade`` ends. Default: with ``normal`` or ``mend``, or never."""
+    node: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] | None = None
+    """Of ``fail`` and ``restore``, instead of a replica: all replicas of this node, from 0."""
     pool: Literal["prefill", "decode"] | None = None
     """Which of two pools; with one pool, leave it out."""
     replica: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 0
     """Position in its pool, from 0; for ``add``, of one that the new one is like."""
+
+
+class Drawn(Strict):
+    """What is drawn for each replica or node, as long as requests are there (`sim.hazards`)."""
+
+    pools: Annotated[list[Literal["prefill", "decode"]], Field(min_length=1)] | None = None
+    """Which of two pools it concerns. Default: both."""
+    until_s: NotNegative | None = None
+    """No spell begins later. Default: as long as a request is there or to come."""
+    seed: Seed | None = None
+    """Default: that of the experiment. Variants with one seed see the same spells."""
+
+
+class Failures(Drawn):
+    """Failures that are drawn; up-times and down-times are exponential."""
+
+    mtbf_s: Positive
+    """Mean time that a replica, or a node, is up."""
+    mttr_s: Positive
+    """Mean time until it is restored. What it then needs to load and warm up is `restart`."""
+    of: Literal["replica", "node"] = "replica"
+    """What fails: each replica by itself, or a node with all its replicas."""
+    shape: Annotated[float, Field(ge=0.1, le=20)] = 1.0
+    """Of a Weibull distribution of the up-times with the same mean; 1: exponential."""
+
+
+class Stragglers(Drawn):
+    """Replicas that are slow for a while, drawn; all times are exponential."""
+
+    mtbs_s: Positive
+    """Mean time between two such spells of a replica."""
+    duration_s: Positive
+    """Mean length of one."""
+    factor: Ratio
+    """How much longer iterations take, as the decimal number written."""
 
 
 class Pools(Strict):
@@ -616,6 +664,13 @@ class Common(Strict):
     events: list[Change] = []
     """Changes of the cluster, such as [{at_s: 60, what: fail, replica: 1}]. Those of one instant
     happen in the order of the list."""
+    failures: Failures | None = None
+    """Failures that are drawn, such as {mtbf_s: 3600, mttr_s: 120}."""
+    stragglers: Stragglers | None = None
+    """Slow replicas that are drawn, such as {mtbs_s: 600, duration_s: 60, factor: 1.5}."""
+    node_replicas: list[list[str]] | None = None
+    """The replicas of each node that can fail whole, by name, such as [[replica-0, replica-1],
+    [replica-2]]. Default: those on the nodes of the topology."""
     topology: Topology | None = None
     """Nodes, NICs and switches that KV transfers share: the name of a sheet (``phasewise list
     topologies``), or a mapping such as {sheet: dgx-h100, nodes: 4}. Default: none, and `transfer`

@@ -8,7 +8,9 @@ from policies.affinity import ConsistentHash, SessionAffinity
 from policies.cache_routing import KVAware, LeastKV, PrefixAware
 from policies.class_placement import ClassAware
 from policies.conductor import Conductor
+from policies.distserve import DistServe
 from policies.fair_order import VirtualTokenCounters
+from policies.llumnix import Evacuation, Llumnix
 from policies.multi_level_order import MultiLevelQueue
 from policies.orca import Orca
 from policies.orders import Deadline, Priority, ShortestFirst, ShortestRemaining
@@ -28,6 +30,7 @@ POLICIES = {
     "vllm-v1": TokenBudget,
     "sarathi": Sarathi,
     "sglang": LongestPrefix,
+    "distserve": DistServe,
 }
 
 ROUTERS = {
@@ -54,5 +57,7 @@ ORDERS = {
     "mlfq": MultiLevelQueue,
     "vtc": VirtualTokenCounters,
 }
+
+MIGRATORS = {"llumnix": Llumnix, "evacuation": Evacuation}
 
 PREDICTORS = {"oracle": Oracle, "noisy": Noisy, "bucket": Bucket}

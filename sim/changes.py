@@ -30,6 +30,7 @@ know that a replica has lost its cache, as in the engines.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -104,6 +105,7 @@ class Changes:
         to_come: Changes whose instant is still to come.
         all_arrived: No arrival of the trace is still to come.
         at_router: Requests that wait for a replica, in order of coming.
+        on_join: Called with each replica that joins.
         slow: What slows each straggler (`sim.slow_down`).
         degraded: What slows the NIC of each replica that has such.
     """
@@ -114,6 +116,7 @@ class Changes:
         self.to_come = 0
         self.all_arrived = False
         self.at_router: list[Lifetime] = []
+        self.on_join: list[Callable[[Replica], None]] = []
         self.slow: dict[Replica, Slow] = {}
         self.degraded: dict[Replica, Degrade] = {}
         self._lost: list[Lifetime] = []  # their replica has just failed
@@ -127,8 +130,8 @@ class Changes:
 
     @property
     def closed(self) -> bool:
-        """Whether requests wait for a replica and nothing more comes from outside."""
-        return bool(self.at_router or self._stranded) and self.all_arrived and not self.to_come
+        """Whether nothing more comes from outside, so that who is left stays so (78, 84)."""
+        return self.expected and self.all_arrived and not self.to_come
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
@@ -165,10 +168,11 @@ class Changes:
 
     def _lose_all(self, replica: Replica) -> list[Lifetime]:
         """Whoever is on the replica, in the order of rule 79; what they have elsewhere is freed."""
-        between = self._live.between
+        between, moving = self._live.between, self._live.migrations
+        moved = [] if moving is None else moving.fail(replica)
         if between is None:
             begun, waiting = replica.fail()
-            return [*begun, *waiting]
+            return [*begun, *moved, *waiting]
         between.lose_target(replica)
         held, ended = replica.kept, [life for life in replica.lives.values() if life.ended]
         begun, waiting = replica.fail()
@@ -178,7 +182,7 @@ class Changes:
         kept = between.lose_source(held)
         for life in (*waiting, *ended):
             between.left_early(life)
-        return [*begun, *kept, *waiting]
+        return [*begun, *kept, *moved, *waiting]
 
     def restore(self, pool: Pool, replica: Replica) -> None:
         """A replica that failed is up again, and empty."""

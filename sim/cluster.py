@@ -20,6 +20,7 @@ from sim.errors import ConfigError
 from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
 from sim.local_prefill import check as check_local_prefill
+from sim.migration import Migrations, MigrationSpec
 from sim.network import Network
 from sim.policy import Prefix, ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
@@ -81,6 +82,7 @@ class Cluster:
         prefix_fetch: How replicas of the entry pool fetch prefixes from each other's caches, or
             None: each has its own only.
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
+        migration: Which running requests move to other replicas of the pool that decodes, or None.
     """
 
     entry: PoolSpec
@@ -91,6 +93,7 @@ class Cluster:
     on_failure: OnFailure = "reroute"
     local_prefill: LocalPrefill | None = None
     topology: Topology | None = None
+    migration: MigrationSpec | None = None
     prefix_fetch: FetchSpec | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +117,11 @@ class Cluster:
             _check_topology(self.transfer, self.entry, self.decode)
         elif self.transfer is not None and self.transfer.bandwidth_bytes_per_s is None:
             raise ConfigError("transfer: bandwidth_bytes_per_s: needed without a topology")
-        if self.topology is not None or self.transfer is None or not self.transfer.shares_links:
+        if self.migration is not None:
+            pool = self.decode or self.entry
+            self.migration.check(pool, self.transfer, has_network=self.topology is not None)
+        links = self.transfer or (self.migration and self.migration.link)
+        if self.topology is not None or not links or not links.shares_links:
             _refuse_nics(self.entry, self.decode)
 
 
@@ -180,7 +187,7 @@ class LiveCluster:
         self._on_end = on_end
         self._on_failed = on_failed
         self._progress = progress
-        self._of_role: dict[str, dict[str, bool]] = {}
+        self._of_role: dict[str, dict[str, Any]] = {}
         self.changes = Changes(self)
         self._seed = seed
         self._snapshots: list[Snapshots] = []
@@ -190,9 +197,12 @@ class LiveCluster:
             "seed": seed,
         }
         transfer = spec.transfer
-        latency_ns = 0 if transfer is None else transfer.latency_ns
+        moving = spec.migration
+        link = transfer or (moving and moving.link)
+        latency_ns = link.latency_ns if link else 0
         self.network = None if spec.topology is None else Network(env, spec.topology, latency_ns)
         self.between = None if transfer is None else HandOver(self, transfer)
+        self.migrations = None if moving is None else Migrations(self, moving)
         local = spec.local_prefill
         self._decode_first = transfer is not None and (local is not None or transfer.decode_first)
         fetch = spec.prefix_fetch
@@ -200,6 +210,7 @@ class LiveCluster:
         self._pushes = transfer is not None and transfer.push
         self._again = again = transfer is not None and transfer.recompute_last_token
         alone = transfer is not None and transfer.blocks_decode
+        share = None if transfer is None else transfer.max_waiting_share
         role = "both" if spec.decode is None else "prefill"
         self.entry = self._build(
             spec.entry,
@@ -211,7 +222,9 @@ class LiveCluster:
         self.decode = (
             None
             if spec.decode is None
-            else self._build(spec.decode, "decode", "decode_router", loads_alone=alone)
+            else self._build(
+                spec.decode, "decode", "decode_router", loads_alone=alone, waiting_share=share
+            )
         )
         self._gate: Gate | None = None
         if spec.admission is not None:
@@ -222,7 +235,7 @@ class LiveCluster:
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
 
-    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: bool) -> Pool:
+    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: Any) -> Pool:
         self._of_role[role] = more
         replicas = [
             self._replica(replica_spec, role, index)
@@ -230,7 +243,7 @@ class LiveCluster:
         ]
         snapshots = None
         if pool.snapshot_ns:
-            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self._in_motion)
+            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self.in_motion)
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
@@ -258,6 +271,8 @@ class LiveCluster:
             self.network.join(replica, spec.seat, f"{role} replica {index}")
         if self.between is not None:
             self.between.join(replica)
+        if self.migrations is not None:
+            self.migrations.join(replica)
         return replica
 
     def _scale(self) -> None:
@@ -288,12 +303,23 @@ class LiveCluster:
         pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)
+        for tell in self.changes.on_join:
+            tell(replica)
         return replica
 
-    def _in_motion(self) -> bool:
+    def pool_of(self, replica: Replica) -> Pool:
+        """The pool in which a replica is."""
+        if replica.role != "decode":
+            return self.entry
+        assert self.decode is not None
+        return self.decode
+
+    def in_motion(self) -> bool:
         """Whether something goes on by itself, without an arrival, a cancellation or an event."""
-        between = self.between
+        between, moving = self.between, self.migrations
         if between is not None and (between.transfers or between.waiting):
+            return True
+        if moving is not None and moving.under_way:
             return True
         if self.fetches is not None and self.fetches.under_way:
             return True
@@ -303,6 +329,8 @@ class LiveCluster:
         """Something is about to change from outside: an arrival, an end, an event."""
         for snapshots in self._snapshots:
             snapshots.wake()
+        if self.migrations is not None:
+            self.migrations.wake()
 
     # --- arrivals
 
@@ -310,7 +338,7 @@ class LiveCluster:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
         self.arrived += 1
-        if self._snapshots:
+        if self._snapshots or self.migrations is not None:
             self.stir()
         patience_ns = arrival.cancel_after_ns
         if patience_ns is not None and patience_ns <= 0:
@@ -461,6 +489,8 @@ class LiveCluster:
             self.impatient -= 1
             life.cancellation.call_off()
         self.live.pop(life.arrival.index, None)
+        if self.migrations is not None and not self.live:
+            self.migrations.rest()
         self.ended += 1
         for ended in self._told:
             ended.append(life)
@@ -488,6 +518,8 @@ class LiveCluster:
             if between is None or not between.withdraw(life):
                 self.changes.withdraw(life)
             self.left_early(life)
+        elif self.migrations is not None and self.migrations.cancel(life):
+            pass  # its KV is on the way to another replica, and arrives there
         elif between is None or not between.cancel(life, request, replica):
             replica.give_up(request)
         self.end(life, CANCELLED, "", now_ns(self.env))
@@ -546,6 +578,8 @@ class LiveCluster:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
         if self.between is not None and self.between.any_sent_whole():
             return True
+        if self.migrations is not None and self.migrations.under_way:
+            return True
         if self.fetches is not None and self.fetches.under_way:
             return True
         if self.impatient or self.changes.may_help():
@@ -560,7 +594,7 @@ class LiveCluster:
     @property
     def may_return(self) -> bool:
         """Whether a request that has left a replica may come back to it."""
-        return self.changes.expected
+        return self.changes.expected or self.migrations is not None
 
     def note_event(self, life: Lifetime, code: int, replica: Replica) -> None:
         """A change of a request's state, if these are recorded."""

@@ -355,11 +355,11 @@ class HandOver:
             else:
                 replica.sign_off(transfer.request)
                 self._hand_over_again(transfer)
-            del replica.lives[transfer.request]
+            replica.forget(transfer.request)
         for pull in self.pulls[replica]:
             replica.sign_off(pull.request)
             self._hand_over_again(pull)
-            del replica.lives[pull.request]
+            replica.forget(pull.request)
         self.pulls[replica].clear()
         if replica.expected:
             self._expected_no_more(replica)

@@ -267,20 +267,28 @@ class ReplicaState:
         self.kv.release(request)
         return True
 
-    def return_swapped(self, batch: ScheduledBatch, seats: int) -> None:
+    def return_swapped(self, batch: ScheduledBatch, seats: int, *, spare_blocks: int = 1) -> None:
         """Let swapped requests, in order, join the tail of running and decode in this very batch.
 
         Each needs a seat, and its old blocks and one more free above the watermark; the first that
         does not fit ends it. The decodes of the batch must have their blocks.
+
+        Args:
+            batch: What is decided.
+            seats: Most requests that run.
+            spare_blocks: Blocks beyond the old ones that must be free: 1, though it may not need
+                it, or 0, for just what it needs.
         """
         if self.host is None:
             return
         swapped, kv = self.host.swapped, self.kv
         while swapped and self.num_running < seats:
             request, blocks = next(iter(swapped.items()))
-            if kv.free_blocks - (blocks + 1) < self.watermark_blocks:
+            tokens = max(blocks * kv.block_tokens, request.computed_then + 1)
+            need = max(blocks + spare_blocks, kv.blocks_for(tokens))
+            if kv.free_blocks - need < self.watermark_blocks:
                 return
-            kv.allocate(request, max(blocks * kv.block_tokens, request.computed_then + 1))
+            kv.allocate(request, tokens)
             self.host.give_back(request)
             self.admitted.append(request)
             self._seat(request)
@@ -428,6 +436,7 @@ class Policy:
     Class attributes:
         clairvoyant: The policy needs the true output length (`Request.oracle_tokens`).
         joins_loaded: Loaded requests join running at the start of a pass by themselves (rule 33).
+        prefills_who_waits: On a decode replica, too, it admits those who wait.
         pulls_need_seat: A decode replica reserves for a transfer only while it has a free seat.
         preemptible: A queue order that preempts (`mlfq`) may do so before the policy decides.
         deliver_at_batch_end: Clients get all tokens when the batch is over.
@@ -440,6 +449,7 @@ class Policy:
     cuts_prompts: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     joins_loaded: ClassVar[bool] = True
+    prefills_who_waits: ClassVar[bool] = True
     pulls_need_seat: ClassVar[bool] = False
     preemptible: ClassVar[bool] = False
 

@@ -141,7 +141,7 @@ class ReplicaAccounts(ReplicaParts):
         """Assert that blocks are conserved and that queues and counters agree."""
         state, kv = self.state, self.kv
         used = sum(kv.held(request) for request in self.lives)
-        used += sum(kv.held(request) for request in self.expected)
+        used += sum(kv.held(request) for request in (*self.expected, *self.reserved))
         used += sum(kv.held(guest) for guest in self.guests)
         if self._cache is not None:
             self._cache.verify()

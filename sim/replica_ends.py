@@ -243,8 +243,9 @@ class ReplicaEnds(ReplicaPresent):
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is here or expected, and nobody's KV is kept or copied."""
-        return not (self.lives or self.kept or self.expected or self.guests)
+        """Whether nobody is here or expected, and nobody's KV is kept, copied or coming."""
+        here = self.lives or self.kept or self.expected or self.guests
+        return not (here or self.reserved)
 
 
 def by_seat(request: Request) -> int:

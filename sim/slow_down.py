@@ -23,16 +23,19 @@ from typing import TYPE_CHECKING, Literal
 
 from sim.changes import located, refused
 from sim.errors import ConfigError
-from sim.replica_spec import DRAINING, FAILED, STARTING, UP
+from sim.replica_spec import DRAINING, FAILED, GONE, STARTING, UP
 
 if TYPE_CHECKING:
     from sim.cluster import LiveCluster
+    from sim.replica import Replica
 
 CanFail = (UP, DRAINING, STARTING)
 """Conditions of a replica that a failure changes."""
 
 Place = tuple[bool, int]
 """A replica: whether it is of the decode pool, and its position in its pool."""
+Node = int | Sequence[Place]
+"""A node: its number in the topology, or the replicas on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,19 +145,34 @@ class NodeChange:
 
     Attributes:
         what: ``fail`` or ``restore``.
-        members: Its replicas.
+        node: Which.
     """
 
     what: Literal["fail", "restore"]
-    members: Sequence[Place]
+    node: Node
 
     def __call__(self, live: LiveCluster) -> None:
-        """Raises `ConfigError` where there is no such replica."""
-        found = [located(live, self.what, index, decode) for decode, index in self.members]
+        """Raises `ConfigError` where there is no such replica, or no topology has such a node."""
         concerned = CanFail if self.what == "fail" else (FAILED,)
-        for pool, replica in sorted(found, key=lambda entry: entry[1].place):
+        for replica in replicas_on(live, self.node):
             if replica.condition in concerned:
-                getattr(live.changes, self.what)(pool, replica)
+                getattr(live.changes, self.what)(live.pool_of(replica), replica)
+
+
+def replicas_on(live: LiveCluster, node: Node) -> list[Replica]:
+    """The replicas that have a GPU on a node now, in order of place.
+
+    Raises:
+        ConfigError: There is no such replica, or no topology that has nodes.
+    """
+    if isinstance(node, int):
+        network = live.network
+        if network is None:
+            raise ConfigError(f"node {node}: there is no topology; say which replicas are on it")
+        present = [replica for replica in live.replicas if replica.condition != GONE]
+        return [r for r in present if any(gpu.node == node for gpu in network.gpus_of(r))]
+    found = [located(live, "node", index, decode)[1] for decode, index in node]
+    return sorted(found, key=lambda replica: replica.place)
 
 
 def for_a_while(
