@@ -95,9 +95,21 @@ def loading_pays(m: Metrics) -> bool:
     )
 
 
+def moving_helps(m: Metrics) -> bool:
+    none, live, stop, again = (m[label] for label in ("none", "live", "stop", "recompute"))
+    return (
+        live["ttft_s"]["p99"] < none["ttft_s"]["p99"] / 2
+        and live["preemptions"] < none["preemptions"] / 2
+        and stop["preemptions"] < none["preemptions"] / 2
+        and max(live["ttft_s"]["p99"], stop["ttft_s"]["p99"]) < again["ttft_s"]["p99"]
+        and live["slo_attainment"] > none["slo_attainment"]
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("migration", moving_helps, "Yes: live migration takes the P99 TTFT from"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
