@@ -311,6 +311,7 @@ def _bundle(
         itl=gaps,
         series=dict(result.series),
         transfers=dict(result.transfers),
+        changes=dict(result.changes),
         steps=None if result.steps is None else dict(result.steps),
         end_ns=result.end_ns,
         summary=summary,
