@@ -339,6 +339,15 @@ class Pool(Strict):
         return values if self.max_model_len is not None else {**values, "max_model_len": "none"}
 
 
+class Staging(Strict):
+    """Memory at each prefill replica that KV is copied to when its prefill has ended."""
+
+    bytes: Annotated[int, Field(ge=1, le=10**15), BeforeValidator(_whole)]
+    """Its size. KV for which there is no room stays on the GPU until there is, or it is pulled."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
+    """At which KV is copied there, one request's after the other, beside the steps."""
+
+
 class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
@@ -358,6 +367,20 @@ class Transfer(Strict):
     layerwise_above_tokens: Natural = 0
     """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
     by layer (Splitwise)."""
+    message_bytes: Count | None = None
+    """KV goes in messages of this size, such as that of one layer of one block; give
+    `per_message_s` with it. Default: messages cost nothing."""
+    per_message_s: NotNegative = 0.0
+    """Time between two messages of a transfer, at least, so that it is no faster than
+    `message_bytes` in that time."""
+    batch_wait_s: NotNegative | None = None
+    """Transfers of one source and target wait so long for company, go as one and pay one latency;
+    0: those of one instant. Default: each goes by itself."""
+    batch_bytes: Count | None = None
+    """A batch of so many bytes is sent without waiting any more."""
+    staging: Staging | None = None
+    """Memory at each prefill replica in which KV waits for its pull, off the GPU, such as
+    {bytes: 64e9, bandwidth_bytes_per_s: 25e9}."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly."""

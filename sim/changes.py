@@ -105,12 +105,17 @@ class Changes:
         self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
     def refuse_push(self, what: str) -> None:
-        """Raise `ConfigError` where KV is pushed: then the cluster has to stay as it is."""
+        """Raise `ConfigError` where KV is pushed or staged: the cluster has to stay as it is."""
         transfer = self._live.spec.transfer
         if transfer is not None and transfer.push:
             raise ConfigError(
                 f"transfer.start: push: a cluster that changes ({what}) is not modelled with it; "
                 "try pull"
+            )
+        if transfer is not None and transfer.staging is not None:
+            raise ConfigError(
+                f"transfer.staging: a cluster that changes ({what}) is not modelled with it; "
+                "leave it out"
             )
 
     def expect(self, changes: int) -> None:
