@@ -109,7 +109,8 @@ class Bundle(Head):
 
     Attributes:
         requests: One row per arrived request, in trace order, times -1 where they never came; the
-            columns of `sim.records.REQUEST_COLUMNS`, ``largest_itl_ns``, and those of the trace.
+            columns of `sim.records.REQUEST_COLUMNS`, ``largest_itl_ns``, those of the trace, and
+            where prefixes are fetched those of `experiments.prefix_fetch`.
         itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
         series: Columns of `sim.records.SERIES_COLUMNS`.
         transfers: Columns of `sim.records.TRANSFER_COLUMNS`.
@@ -200,6 +201,26 @@ def write_index(
     _write_json(partial, {"variants": list(variants), "failed": dict(failed or {}), **said})
     with _telling(folder):
         partial.replace(folder / INDEX)
+
+
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write what was found of several bundles, as JSON beside them.
+
+    Raises:
+        BundleError: The disk is full, or the folder cannot be written.
+    """
+    with _telling(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _write_json(path, values)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Read what `write_values` wrote.
+
+    Raises:
+        BundleError: It cannot be read, or is of a version that is not read.
+    """
+    return _read_json(path)
 
 
 def partial_folder(folder: Path) -> Path:

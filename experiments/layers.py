@@ -27,6 +27,7 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
         "preset": "name",
         "arrivals": "process",
         "delay": "distribution",
+        "topology": "sheet",
     }
 )
 """Mappings that may be written as a word alone, and the key that the word stands for."""

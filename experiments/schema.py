@@ -290,6 +290,10 @@ class Restart(Strict):
     """Its first iterations, such as {iterations: 20, factor: 1.5, first_pass_s: 3}."""
 
 
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, int) else value
+
+
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
@@ -306,6 +310,9 @@ class Pool(Strict):
     stages before the last."""
     stage_link: StageLink = StageLink()
     """How activations move from stage to stage."""
+    chunked_pipeline: bool = False
+    """Several chunks of one prompt may be in the stages at once, one behind the other, so that a
+    long prompt alone is done sooner, by up to the number of stages (`sim.chunked_pipeline`)."""
     expert_parallel: Count = 1
     """Of those GPUs, how many hold experts of their own; the rest share each expert."""
     data_parallel_attention: Count = 1
@@ -320,6 +327,9 @@ class Pool(Strict):
     order: Named = {"name": "fcfs"}
     """Order of the waiting queue: a name, or name and options (``phasewise list orders``)."""
     kv: KV = KV()
+    nodes: Annotated[list[Natural] | None, Field(min_length=1), BeforeValidator(_listed)] = None
+    """Numbers of the nodes of a `topology` on which the replicas may lie, in order of preference,
+    such as 0 or [2, 3]. Default: all, by number."""
     nic_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
     """Of a replica's network, each direction, for transfers with ``sharing: max-min``. Default: the
     transfer's `bandwidth_bytes_per_s`."""
@@ -339,6 +349,64 @@ class Pool(Strict):
         return values if self.max_model_len is not None else {**values, "max_model_len": "none"}
 
 
+class Wire(Strict):
+    """One direction of a kind of link in a topology."""
+
+    bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bandwidth. Default: that of the sheet; of NVLink and PCIe, that of the device's sheet."""
+    latency_s: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Before the first byte. Default: that of the sheet, or 0."""
+    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the bandwidth that transfers get. Default: that of the sheet, or 1."""
+
+
+def _no_wire(value: object) -> object:
+    if value != "none" and not isinstance(value, dict | Wire):
+        raise ValueError(f"{value}: expected none, or a mapping such as {{efficiency: 0.8}}")
+    return value
+
+
+class NodeKind(Strict):
+    """Nodes of one kind: a sheet, and what differs from it."""
+
+    sheet: str | None = None
+    """Nodes as they are sold or were measured (``phasewise list topologies``)."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)] | None = None
+    """GPUs in a node. Default: that of the sheet."""
+    nics_per_node: Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)] | None = None
+    """NICs for transfers, each of which serves equally many GPUs. Default: that of the sheet."""
+    nic: Wire = Wire()
+    """One NIC, such as {bytes_per_s: 5.0e+10}."""
+
+
+class NodeGroup(NodeKind):
+    """More nodes, of another kind."""
+
+    nodes: Count
+    """How many."""
+
+
+class Topology(NodeKind):
+    """Nodes with GPUs, and the links that KV transfers share (`sim.topology`)."""
+
+    nodes: Count | None = None
+    """How many. Default: as many as the replicas need."""
+    nvlink: Annotated[Wire | Literal["none"], BeforeValidator(_no_wire)] = Wire()
+    """The port of a GPU to a switch in its node, where its device has NVLink; ``none``: neighbours
+    are reached over PCIe."""
+    pcie: Annotated[Wire | Literal["none"], BeforeValidator(_no_wire)] = Wire()
+    """The port of a GPU to its NIC, and to its neighbours without NVLink; ``none``: it is no
+    bottleneck."""
+    nodes_per_leaf: Count | None = None
+    """Nodes on one leaf switch. Default: all nodes on a switch without bottleneck."""
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    """Bandwidth of the NICs of a leaf over that of its uplink."""
+    leaf_latency_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Added where a transfer leaves its leaf."""
+    more_nodes: list[NodeGroup] = []
+    """Nodes of other kinds, numbered after the first ones, whose number has to be given then."""
+
+
 class Staging(Strict):
     """Memory at each prefill replica that KV is copied to when its prefill has ended."""
 
@@ -351,11 +419,12 @@ class Staging(Strict):
 class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
-    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
     """Bytes per second of one transfer; with ``sharing: max-min`` that of each direction of a
-    replica's NIC that has no `nic_bytes_per_s`."""
+    replica's NIC that has no `nic_bytes_per_s`. Required, but with a `topology`, whose links say
+    it."""
     latency_s: NotNegative = 0.0
-    """Paid once per transfer."""
+    """Paid once per transfer, before that of the links of a `topology`."""
     start: Literal["pull", "push"] = "pull"
     """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
     side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
@@ -383,10 +452,15 @@ class Transfer(Strict):
     {bytes: 64e9, bandwidth_bytes_per_s: 25e9}."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
-    those under way share what their source sends and their target receives, max-min fairly."""
+    those under way share what their source sends and their target receives, max-min fairly; with a
+    `topology` the links of their paths, and it is the only choice and the default."""
     blocks_decode: bool = False
     """A decode replica starts no step while KV is on its way to it, one request's at a time
     (DistServe)."""
+    max_waiting_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """With `blocks_decode`: requests are fetched one after the other while those fetched, and not
+    running yet, have less than this share of the pool (DistServe: 0.05). Default: as many as have
+    room, each of which joins at once."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
     decode_first: bool = False
@@ -402,6 +476,20 @@ class LocalPrefill(Strict):
     """Those with at most so many prompt tokens that are not cached there."""
     max_queue: Count | None = None
     """All, while at least so many requests wait in the queues of the prefill pool."""
+
+
+class PrefixFetch(Strict):
+    """A global prefix cache: a replica fetches what another one of its pool has of a prompt's
+    prefix, and the request waits for that (`sim.prefix_fetch`)."""
+
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bytes per second of one fetch; where transfers share links, only what the router mooncake
+    reckons with. Default: the transfer's, which is needed where there is none."""
+    latency_s: NotNegative | None = None
+    """Paid once per fetch. Default: the transfer's, or 0."""
+    balancing_threshold: Ratio = 1.0
+    """What another replica has is fetched if it is more than so many times what the replica has
+    itself; 1: whenever it is more."""
 
 
 class TokenBucket(Strict):
@@ -449,17 +537,61 @@ class Admission(Strict):
 
 
 class Change(Strict):
-    """What happens to a replica at an instant (`sim.changes`)."""
+    """What happens to a replica, its NIC or a node at an instant (`sim.changes`,
+    `sim.slow_down`)."""
 
     at_s: NotNegative
     """When, seconds from the start."""
-    what: Literal["fail", "restore", "drain", "add"]
+    what: Literal["fail", "restore", "drain", "add", "slow", "normal", "degrade", "mend"]
     """``fail``: its step in flight and all KV are lost; ``restore``: one that failed is up again,
-    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more."""
+    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more.
+    ``slow``: iterations that start from then on take `factor` times as long; ``degrade``: its NIC
+    carries `factor` times its bandwidth; ``normal`` and ``mend`` end these."""
+    factor: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Of ``slow``, such as 1.5, and ``degrade``, such as 0.1; as the decimal number written."""
+    until_s: NotNegative | None = None
+    """When ``slow`` or ``degrade`` ends. Default: with ``normal`` or ``mend``, or never."""
+    node: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] | None = None
+    """Of ``fail`` and ``restore``, instead of a replica: all replicas of this node, from 0."""
     pool: Literal["prefill", "decode"] | None = None
     """Which of two pools; with one pool, leave it out."""
     replica: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 0
     """Position in its pool, from 0; for ``add``, of one that the new one is like."""
+
+
+class Drawn(Strict):
+    """What is drawn for each replica or node, as long as requests are there (`sim.hazards`)."""
+
+    pools: Annotated[list[Literal["prefill", "decode"]], Field(min_length=1)] | None = None
+    """Which of two pools it concerns. Default: both."""
+    until_s: NotNegative | None = None
+    """No spell begins later. Default: as long as a request is there or to come."""
+    seed: Seed | None = None
+    """Default: that of the experiment. Variants with one seed see the same spells."""
+
+
+class Failures(Drawn):
+    """Failures that are drawn; up-times and down-times are exponential."""
+
+    mtbf_s: Positive
+    """Mean time that a replica, or a node, is up."""
+    mttr_s: Positive
+    """Mean time until it is restored. What it then needs to load and warm up is `restart`."""
+    of: Literal["replica", "node"] = "replica"
+    """What fails: each replica by itself, or a node with all its replicas."""
+    shape: Annotated[float, Field(ge=0.1, le=20)] = 1.0
+    """Of a Weibull distribution of the up-times with the same mean; 1: exponential."""
+
+
+class Stragglers(Drawn):
+    """Replicas that are slow for a while, drawn; all times are exponential."""
+
+    mtbs_s: Positive
+    """Mean time between two such spells of a replica."""
+    duration_s: Positive
+    """Mean length of one."""
+    factor: Ratio
+    """How much longer iterations take, as the decimal number written."""
 
 
 class Pools(Strict):
@@ -547,11 +679,25 @@ class Common(Strict):
     router_snapshot_s: NotNegative = 0.0
     """Routers see the state that replicas had at the last multiple of this, beside what they know
     themselves: what they sent where, and what has ended. 0: the state as it is; else from 0.001."""
+    prefix_fetch: PrefixFetch | None = None
+    """Let replicas that requests arrive at fetch prefixes from each other's caches, such as
+    {bandwidth_bytes_per_s: 50e9}. Default: each has its own only."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []
     """Changes of the cluster, such as [{at_s: 60, what: fail, replica: 1}]. Those of one instant
     happen in the order of the list."""
+    failures: Failures | None = None
+    """Failures that are drawn, such as {mtbf_s: 3600, mttr_s: 120}."""
+    stragglers: Stragglers | None = None
+    """Slow replicas that are drawn, such as {mtbs_s: 600, duration_s: 60, factor: 1.5}."""
+    node_replicas: list[list[str]] | None = None
+    """The replicas of each node that can fail whole, by name, such as [[replica-0, replica-1],
+    [replica-2]]. Default: those on the nodes of the topology."""
+    topology: Topology | None = None
+    """Nodes, NICs and switches that KV transfers share: the name of a sheet (``phasewise list
+    topologies``), or a mapping such as {sheet: dgx-h100, nodes: 4}. Default: none, and `transfer`
+    says its bandwidth."""
     on_failure: Literal["reroute", "fail"] = "reroute"
     """Requests of a replica that fails go to another one and prefill what they have, or fail."""
     predictor: Named | None = None
@@ -563,6 +709,10 @@ class Common(Strict):
     """Money and energy, such as {sheet: runpod}. Default: neither is computed."""
     seed: Seed = 0
     """Every random draw derives from it, by the name of what is drawn."""
+    replications: Annotated[int, Field(ge=1, le=1000), BeforeValidator(_whole)] = 1
+    """Runs of each variant, which differ in their seed alone; run k has the same seed in every
+    variant. From 3 on there are confidence intervals, and differences between variants are tested.
+    """
     warm_up_s: NotNegative = 0.0
     """Requests that arrive in the first seconds are simulated but not measured."""
     drain_s: NotNegative = 0.0

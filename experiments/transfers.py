@@ -35,6 +35,7 @@ def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> Transfe
         blocks_decode=transfer.blocks_decode,
         push=transfer.start == "push",
         decode_first=transfer.decode_first,
+        max_waiting_share=transfer.max_waiting_share,
         overlap=transfer.overlap,
         layers=model.layers,
         layerwise_above_tokens=transfer.layerwise_above_tokens,

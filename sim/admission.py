@@ -39,13 +39,11 @@ from typing import TYPE_CHECKING, Literal
 from sim.errors import ConfigError
 from sim.policy import ReplicaView
 from sim.request import Request
-from sim.step_time import StepWork
+from sim.step_time import PROBE_TOKENS, StepWork
 
 if TYPE_CHECKING:
     from sim.replica import Replica
 
-PROBE_TOKENS = 2048
-"""Prompt whose step time gives the rate of prefill (a token budget of vLLM's default size)."""
 _NANO = 10**9
 
 Charge = Literal["prompt_and_max", "prompt", "request"]

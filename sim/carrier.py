@@ -75,7 +75,7 @@ class Carrier(Protocol):
         """
         ...
 
-    def slow_nics(self, replica: Replica, factor: float) -> None:
+    def slow_nics(self, replica: Replica, factor: Fraction | float) -> None:
         """Let the NICs of a replica carry a multiple of their bandwidth, both directions.
 
         Args:
@@ -132,7 +132,7 @@ class Nics:
             rate = min(rate, self._spec.message_rate)
         return max(1, self._spec.latency_ns + ceil(num_bytes * _NS_PER_S / rate))
 
-    def slow_nics(self, replica: Replica, factor: float) -> None:
+    def slow_nics(self, replica: Replica, factor: Fraction | float) -> None:
         """See `Carrier.slow_nics`."""
         rate = Fraction(self._rate(replica)) * Fraction(factor)
         for link in self._nics[replica]:

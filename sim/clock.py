@@ -34,6 +34,7 @@ class Phase(IntEnum):
     TRANSFER_END = 2 << 32
     CANCEL = 3 << 32
     CLUSTER_EVENT = 4 << 32
+    MIGRATION = (5 << 32) - 2
     SNAPSHOT = (5 << 32) - 1
     HAND_OVER = 5 << 32
     ARRIVAL = 6 << 32

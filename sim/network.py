@@ -323,7 +323,7 @@ class Network:
 
     # --- changes and counts
 
-    def change_bandwidth(self, wires: Iterable[Wire], factor: float) -> None:
+    def change_bandwidth(self, wires: Iterable[Wire], factor: Fraction | float) -> None:
         """Let links carry a multiple of what they carry when nothing is wrong, from now on.
 
         Args:
@@ -358,7 +358,7 @@ class Network:
         latency_ns = self.latency_ns + max((lane.latency_ns for lane in lanes), default=0)
         return max(1, latency_ns + ceil(max(spans, default=Fraction(0)) * _NS_PER_S))
 
-    def slow_nics(self, member: object, factor: float) -> None:
+    def slow_nics(self, member: object, factor: Fraction | float) -> None:
         """See `sim.carrier.Carrier`."""
         ports = self._members[member].ports
         nics = {port["nic", way]: None for port in ports for way in ("out", "in")}

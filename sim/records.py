@@ -37,10 +37,14 @@ EVENTS = (
     "loaded",
     "ended",
     "lost",
+    "migrating",
+    "stopped",
+    "stayed",
 )
 QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, ENDED, LOST = range(
     9
 )
+MIGRATING, STOPPED, STAYED = range(9, 12)
 
 REQUEST_COLUMNS = (
     "index",
@@ -64,6 +68,7 @@ REQUEST_COLUMNS = (
     "swap_outs",
     "swapped_blocks",
     "rerouted",
+    "migrations",
 )
 
 NARROW_COLUMNS = {
@@ -114,6 +119,7 @@ class Lifetime:
         "goal",
         "last_token_ns",
         "lost_tokens",
+        "migrations",
         "order",
         "predicted_tokens",
         "preemptions",
@@ -137,7 +143,7 @@ class Lifetime:
         self.goal = 0  # tokens emitted when it leaves that replica
         self.delivered = 0  # tokens that the client has
         self.before = 0  # of these, part of the prompt since a replica failed (rule 80)
-        self.rerouted = 0
+        self.rerouted = self.migrations = 0
         self.ended = False
         self.cancellation: Instant | None = None  # when its client will give up
         self.finish_seq = -1
@@ -304,6 +310,8 @@ class Recorder:
         self.series = array("q")
         self.transfers = array("q")
         self.changes = array("q")
+        self.migrations = array("q")
+        self.fetches = array("q")
         self.decisions: list[Decision] = []
         self.logs: list[array[int]] = []
 
@@ -396,6 +404,7 @@ class Recorder:
                 life.swap_outs,
                 life.swapped_blocks,
                 life.rerouted,
+                life.migrations,
             )
         )
 
@@ -432,8 +441,38 @@ SERIES_COLUMNS = (
     "lost_blocks",
 )
 # `lost` requests had to leave because of the change.
-CHANGES = ("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off")
-CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
+# `factor_millionths` is that of a straggler or a slow NIC, -1 elsewhere.
+CHANGES = (
+    *("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off"),
+    *("slowed", "normal", "degraded", "mended"),
+)
+CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost", "factor_millionths")
+# How a migration ended (`sim.migration`): the request moved, or why it stayed.
+OUTCOMES = (
+    "moved",
+    "no_room",
+    "too_many_stages",
+    "ended",
+    "preempted",
+    "target_leaves",
+    "source_failed",
+    "target_failed",
+)
+# `stop_ns` is when it stopped at its source, -1 if it never did. (`resumed_ns`, in results: its
+# first token after that, -1 if there is none.)
+MIGRATION_COLUMNS = (
+    "request",
+    "source",
+    "target",
+    "start_ns",
+    "stop_ns",
+    "end_ns",
+    "stages",
+    "bytes",
+    "outcome",
+)
+# Prefixes fetched from one replica's cache into another's, those called off left out.
+FETCH_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "tokens", "bytes")
 # `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
 # its links to itself, all bytes being there.
 TRANSFER_COLUMNS = (
@@ -472,6 +511,10 @@ class SimulationResult:
         series: Columns `SERIES_COLUMNS` on a fixed grid.
         transfers: Columns `TRANSFER_COLUMNS`, those that ended.
         changes: Columns `CHANGE_COLUMNS`, what happened to replicas; codes are those of `CHANGES`.
+        migrations: Columns `MIGRATION_COLUMNS` and ``resumed_ns``, those that ended; outcomes are
+            those of `OUTCOMES`.
+        fetches: Columns `FETCH_COLUMNS`, prefixes copied between caches.
+        fetches_without_room: Those that were not made, as blocks were short.
         links: What each link of a topology has carried.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
@@ -489,6 +532,9 @@ class SimulationResult:
     series: dict[str, Ints]
     transfers: dict[str, Ints]
     changes: dict[str, Ints] = field(default_factory=dict)
+    migrations: dict[str, Ints] = field(default_factory=dict)
+    fetches: dict[str, Ints] = field(default_factory=dict)
+    fetches_without_room: int = 0
     links: tuple[LinkUse, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)

@@ -62,6 +62,12 @@ class TransferSpec:
         blocks_decode: A decode replica to which KV is on its way makes no scheduling pass. Else it
             sends for the KV of one request, after those loaded have joined, before its policy
             decides; if that was sent, the policy decides nothing (rule 92, as in DistServe).
+        max_waiting_share: With `blocks_decode`, how a decode replica accepts requests, in place of
+            rule 92 (DistServe's ``waiting_block_prop_threshold``, 0.05). At a pass, before loaded
+            requests join: while the blocks for the prompts of those who are loaded and do not run
+            are under this share of the pool, it sends for the KV of the next one, if blocks for
+            that are free, whether or not anybody is swapped out; the pass decides nothing then. So
+            it goes on, one transfer after the other, and only then the policy has its turn.
         decode_first: The decode replica is chosen on arrival, before the prefill replica, as by the
             routers of llm-d and Dynamo, and not when the prefill ends (against rule 28): from then
             on the request counts on both sides (rule 69). Where none takes requests, or the chosen
@@ -86,6 +92,7 @@ class TransferSpec:
     blocks_decode: bool = False
     push: bool = False
     decode_first: bool = False
+    max_waiting_share: float | None = None
     overlap: Overlap = "none"
     layers: int = 0
     layerwise_above_tokens: int = 0
@@ -111,6 +118,7 @@ class TransferSpec:
                 "transfer.message_bytes and per_message_s say together how fast messages are sent; "
                 "give both, or neither"
             )
+        self._check_share()
         self._check_overlap()
 
     def _check_overlap(self) -> None:
@@ -133,6 +141,18 @@ class TransferSpec:
             )
         if self.overlap == "layerwise" and self.layers < 1:
             raise ConfigError(f"transfer.layers: {self.layers}: layerwise needs at least 1")
+
+    def _check_share(self) -> None:
+        share = self.max_waiting_share
+        if share is None:
+            return
+        if not 0 < share <= 1:
+            raise ConfigError(f"max_waiting_share: {share}: expected a share, over 0 and at most 1")
+        if self.push or not self.blocks_decode:
+            raise ConfigError(
+                f"max_waiting_share: {share}: is for a decode side that pulls, and decodes or "
+                "loads; set blocks_decode: true and start: pull"
+            )
 
     def duration_ns(self, num_bytes: Fraction | float) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""

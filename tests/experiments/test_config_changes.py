@@ -30,6 +30,7 @@ BASE: dict[str, Any] = {
 }
 FAILS = {"at_s": 3, "what": "fail", "replica": 0}
 COMES_BACK = {"at_s": 5, "what": "restore", "replica": 0}
+SLOW = {"mtbs_s": 2, "duration_s": 1, "factor": 1.5}
 POOLS = {
     "prefill": {"replicas": 1},
     "decode": {"replicas": 1},
@@ -79,6 +80,50 @@ def test_two_times_to_load_are_refused() -> None:
         run(restart=restart)
 
 
+def test_a_node_fails_whole_and_a_straggler_is_slow() -> None:
+    events = [
+        {"at_s": 3, "what": "fail", "node": 1},
+        {"at_s": 4, "what": "slow", "factor": 1.1, "until_s": 6},
+        {"at_s": 5, "what": "restore", "node": 1},
+    ]
+    nodes = [["replica-0"], ["replica-1", "replica-2"]]
+    got = run(replicas=3, events=events, node_replicas=nodes)
+    said = [(x["at_s"], x["replica"], x["change"]) for x in got.summary["changes"]["events"]]
+    assert said == [
+        (3, "replica-1", "failed"),
+        (3, "replica-2", "failed"),
+        (4, "replica-0", "slowed"),
+        (5, "replica-1", "restored"),
+        (5, "replica-2", "restored"),
+        (6, "replica-0", "normal"),
+    ]
+    assert got.summary["changes"]["events"][2]["factor"] == 1.1
+
+
+def test_failures_of_nodes_of_a_topology() -> None:
+    topology = {"sheet": "dgx-h100", "gpus_per_node": 2, "nics_per_node": 2}
+    got = run(
+        replicas=4,
+        topology=topology,
+        failures={"mtbf_s": 3, "mttr_s": 1, "of": "node"},
+    )
+    failed = {}
+    for x in got.summary["changes"]["events"]:
+        if x["change"] == "failed":
+            failed.setdefault(x["at_s"], []).append(x["replica"])
+    assert failed
+    nodes = (["replica-0", "replica-1"], ["replica-2", "replica-3"])
+    assert all(replicas in nodes for replicas in failed.values())
+
+
+def test_variants_see_the_same_drawn_failures() -> None:
+    drawn = {"failures": {"mtbf_s": 4, "mttr_s": 1}, "stragglers": SLOW}
+    few, many = (run(replicas=n, **drawn).summary["changes"]["events"] for n in (1, 2))
+    assert [x["at_s"] for x in few[:4]] == [x["at_s"] for x in many if x["replica"] == "replica-0"][
+        :4
+    ]
+
+
 def test_without_events_nothing_is_said() -> None:
     assert "changes" not in run().summary
 
@@ -107,13 +152,65 @@ def test_an_added_replica_is_in_all_files(tmp_path: Path) -> None:
     [
         (
             {"events": [COMES_BACK]},
-            "events[0].what: restore: replica 0 is up at 5 s; choose one of add, drain, fail",
+            "events[0].what: restore: replica 0 is up at 5 s; choose one of add, drain, fail, slow",
         ),
         (
             {"events": [{"at_s": 1, "what": "fail", "replica": 3}]},
             "events[0].replica: 3: there is no such replica then; choose from 0 to 0",
         ),
         ({"events": [{**FAILS, "pool": "decode"}]}, "events[0].pool: decode: leave it out"),
+        (
+            {"events": [{"at_s": 1, "what": "slow"}]},
+            "events[0].factor: is required for slow, as 1.5",
+        ),
+        (
+            {"events": [{"at_s": 1, "what": "slow", "factor": 0}]},
+            "events[0].factor: 0: expected above 0 for slow",
+        ),
+        (
+            {"events": [{**FAILS, "factor": 2}]},
+            "events[0].factor: belongs to slow and degrade; leave it out",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "slow", "factor": 2, "until_s": 3}]},
+            "events[0].until_s: 3: expected later than at_s 3",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "degrade", "factor": 0.1}]},
+            "degrade: concerns links that transfers share; there are no transfers",
+        ),
+        (
+            {
+                "events": [{"at_s": 3, "what": "degrade", "factor": 0, "pool": "decode"}],
+                "pools": POOLS,
+            },
+            "degrade: concerns links that transfers share; set transfer.sharing: max-min",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "fail", "node": 0}]},
+            "events[0].node: 0: there are no nodes; give node_replicas",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "fail", "node": 1}], "node_replicas": [["replica-0"]]},
+            "events[0].node: 1: there are 1 nodes; choose from 0 to 0",
+        ),
+        ({"node_replicas": [["replica-O"]]}, "node_replicas[0]: there is no replica 'replica-O'"),
+        (
+            {"node_replicas": [["replica-0"], ["replica-0"]]},
+            "node_replicas[1]: replica-0: is on two nodes; name it once",
+        ),
+        (
+            {"failures": {"mtbf_s": 9, "mttr_s": 1, "of": "node"}},
+            "failures.of: node: there are no nodes; give node_replicas, or a topology",
+        ),
+        (
+            {"failures": {"mtbf_s": 9, "mttr_s": 1, "pools": ["decode"]}},
+            "failures.pools: there is one pool; leave it out",
+        ),
+        (
+            {"failures": {"mtbf_s": 9, "mttr_s": 1}, "events": [FAILS]},
+            "events[0].what: fail: failures are drawn, so that nobody knows",
+        ),
         (
             {"events": [FAILS], "pools": POOLS},
             "events[0].pool: not given: say which: prefill or decode",
