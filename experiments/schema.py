@@ -510,6 +510,19 @@ class RateLimit(TokenBucket):
     """What a request costs: prompt and max_tokens, the prompt, or 1."""
 
 
+class DecodeLoad(Strict):
+    """Refuse on arrival what the decode pool has no capacity for (`sim.decode_load`)."""
+
+    max_tbt_s: Positive | None = None
+    """Longest step of the mean decode batch."""
+    max_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share of the decode pool's KV memory."""
+    predicted: bool = False
+    """Judge the load when the request's prefill will have ended, not as it is on arrival."""
+    decode_s: Positive | None = None
+    """How long a request decodes, on average, for ``predicted: true``, which needs it."""
+
+
 class EarlyRejection(Strict):
     """Refuse on arrival what would wait too long for its first token, as far as can be foreseen."""
 
@@ -521,6 +534,8 @@ class EarlyRejection(Strict):
     """Rate at which a replica prefills. Default: 2048 tokens in the step time of such a prompt."""
     counts_cached: bool = False
     """Tokens that the replica has cached need no time; with `router_snapshot_s` 0 only."""
+    decode_load: DecodeLoad | None = None
+    """With two pools, a limit of the decode pool's load, such as {max_tbt_s: 0.05}."""
 
 
 class Admission(Strict):

@@ -16,6 +16,7 @@ from sim.admission import check as check_admission
 from sim.changes import Changes, OnFailure
 from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
+from sim.decode_load import DecodeLoad
 from sim.errors import ConfigError
 from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
@@ -99,6 +100,9 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.admission is not None:
             check_admission(self.admission, self.entry.snapshot_ns)
+            early = self.admission.early_rejection
+            if self.decode is None and early is not None and early.decode_load is not None:
+                raise ConfigError("early_rejection.decode_load: there is no decode pool")
         if self.decode is not None and self.decode.router.places_prefills:
             raise ConfigError(
                 f"decode_router: {type(self.decode.router).__name__} chooses where to prefill, "
@@ -233,12 +237,22 @@ class LiveCluster:
         )
         self._gate: Gate | None = None
         if spec.admission is not None:
-            self._gate = Gate(spec.admission, self.entry.replicas, self.entry.views)
+            self._gate = Gate(
+                spec.admission, self.entry.replicas, self.entry.views, self._decode_load()
+            )
         self._told: list[list[Lifetime]] = []  # who keeps requests that have ended
         self._scale()
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
+
+    def _decode_load(self) -> DecodeLoad | None:
+        """The load of the decode pool, where admission judges it."""
+        admission = self.spec.admission
+        early = None if admission is None else admission.early_rejection
+        if early is None or early.decode_load is None or self.decode is None:
+            return None
+        return DecodeLoad(early.decode_load, self.decode.replicas, self.live)
 
     def _build(self, pool: PoolSpec, role: str, purpose: str, **more: Any) -> Pool:
         self._of_role[role] = more
@@ -370,6 +384,7 @@ class LiveCluster:
             if reason:
                 self.end(life, REJECTED, reason, now_ns(self.env))
                 return
+            life.prefill_due_ns = self._gate.due_ns
         if self.predictor is not None:
             self._predict(life, request)
         self.live[arrival.index] = life

@@ -123,6 +123,7 @@ class Lifetime:
         "order",
         "predicted_tokens",
         "preemptions",
+        "prefill_due_ns",
         "prefill_end_ns",
         "recomputed_tokens",
         "replica",
@@ -149,6 +150,7 @@ class Lifetime:
         self.finish_seq = -1
         self.replica = self.decode_replica = -1
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
+        self.prefill_due_ns = NEVER  # when it was predicted to be over, if it was
         self.first_token_ns = self.last_token_ns = NEVER
         self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
         self.lost_tokens = 0  # in its last preemption
