@@ -301,6 +301,11 @@ def _bundle(
         work=cluster.work(experiment, folder),
         rates=rates_of(experiment),
         transfers=result.transfers,
+        staging={
+            replica.name: {"bytes": replica.staged_bytes, "peak_bytes": replica.staging_peak_bytes}
+            for replica in result.replicas
+            if replica.staged_bytes
+        },
     )
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),
