@@ -310,6 +310,9 @@ class Pool(Strict):
     stages before the last."""
     stage_link: StageLink = StageLink()
     """How activations move from stage to stage."""
+    chunked_pipeline: bool = False
+    """Several chunks of one prompt may be in the stages at once, one behind the other, so that a
+    long prompt alone is done sooner, by up to the number of stages (`sim.chunked_pipeline`)."""
     expert_parallel: Count = 1
     """Of those GPUs, how many hold experts of their own; the rest share each expert."""
     data_parallel_attention: Count = 1
@@ -404,6 +407,15 @@ class Topology(NodeKind):
     """Nodes of other kinds, numbered after the first ones, whose number has to be given then."""
 
 
+class Staging(Strict):
+    """Memory at each prefill replica that KV is copied to when its prefill has ended."""
+
+    bytes: Annotated[int, Field(ge=1, le=10**15), BeforeValidator(_whole)]
+    """Its size. KV for which there is no room stays on the GPU until there is, or it is pulled."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
+    """At which KV is copied there, one request's after the other, beside the steps."""
+
+
 class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
@@ -424,6 +436,20 @@ class Transfer(Strict):
     layerwise_above_tokens: Natural = 0
     """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
     by layer (Splitwise)."""
+    message_bytes: Count | None = None
+    """KV goes in messages of this size, such as that of one layer of one block; give
+    `per_message_s` with it. Default: messages cost nothing."""
+    per_message_s: NotNegative = 0.0
+    """Time between two messages of a transfer, at least, so that it is no faster than
+    `message_bytes` in that time."""
+    batch_wait_s: NotNegative | None = None
+    """Transfers of one source and target wait so long for company, go as one and pay one latency;
+    0: those of one instant. Default: each goes by itself."""
+    batch_bytes: Count | None = None
+    """A batch of so many bytes is sent without waiting any more."""
+    staging: Staging | None = None
+    """Memory at each prefill replica in which KV waits for its pull, off the GPU, such as
+    {bytes: 64e9, bandwidth_bytes_per_s: 25e9}."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly; with a
@@ -431,6 +457,10 @@ class Transfer(Strict):
     blocks_decode: bool = False
     """A decode replica starts no step while KV is on its way to it, one request's at a time
     (DistServe)."""
+    max_waiting_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """With `blocks_decode`: requests are fetched one after the other while those fetched, and not
+    running yet, have less than this share of the pool (DistServe: 0.05). Default: as many as have
+    room, each of which joins at once."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
     decode_first: bool = False
@@ -480,6 +510,19 @@ class RateLimit(TokenBucket):
     """What a request costs: prompt and max_tokens, the prompt, or 1."""
 
 
+class DecodeLoad(Strict):
+    """Refuse on arrival what the decode pool has no capacity for (`sim.decode_load`)."""
+
+    max_tbt_s: Positive | None = None
+    """Longest step of the mean decode batch."""
+    max_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share of the decode pool's KV memory."""
+    predicted: bool = False
+    """Judge the load when the request's prefill will have ended, not as it is on arrival."""
+    decode_s: Positive | None = None
+    """How long a request decodes, on average, for ``predicted: true``, which needs it."""
+
+
 class EarlyRejection(Strict):
     """Refuse on arrival what would wait too long for its first token, as far as can be foreseen."""
 
@@ -491,6 +534,8 @@ class EarlyRejection(Strict):
     """Rate at which a replica prefills. Default: 2048 tokens in the step time of such a prompt."""
     counts_cached: bool = False
     """Tokens that the replica has cached need no time; with `router_snapshot_s` 0 only."""
+    decode_load: DecodeLoad | None = None
+    """With two pools, a limit of the decode pool's load, such as {max_tbt_s: 0.05}."""
 
 
 class Admission(Strict):

@@ -312,6 +312,11 @@ def _bundle(
         work=cluster.work(experiment, folder),
         rates=rates_of(experiment),
         transfers=result.transfers,
+        staging={
+            replica.name: {"bytes": replica.staged_bytes, "peak_bytes": replica.staging_peak_bytes}
+            for replica in result.replicas
+            if replica.staged_bytes
+        },
     )
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),
@@ -323,6 +328,7 @@ def _bundle(
         series=dict(result.series),
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
+        changes=dict(result.changes),
         steps=None if result.steps is None else dict(result.steps),
         end_ns=result.end_ns,
         summary=summary,

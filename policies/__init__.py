@@ -8,6 +8,7 @@ from policies.affinity import ConsistentHash, SessionAffinity
 from policies.cache_routing import KVAware, LeastKV, PrefixAware
 from policies.class_placement import ClassAware
 from policies.conductor import Conductor
+from policies.distserve import DistServe
 from policies.fair_order import VirtualTokenCounters
 from policies.llumnix import Evacuation, Llumnix
 from policies.multi_level_order import MultiLevelQueue
@@ -29,6 +30,7 @@ POLICIES = {
     "vllm-v1": TokenBudget,
     "sarathi": Sarathi,
     "sglang": LongestPrefix,
+    "distserve": DistServe,
 }
 
 ROUTERS = {

@@ -8,7 +8,7 @@ that are withheld (`sim.links`, rule 6) each part withholds the same share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm
@@ -342,6 +342,10 @@ class Network:
         for link, rate in {wire.link: wire.bytes_per_s for wire in chosen}.items():
             assert link is not None
             self.links.change_bandwidth(link, rate)
+
+    def pair(self, source: object, target: object, request: int) -> Hashable:
+        """See `sim.carrier.Carrier`."""
+        return self._pair(source, target, request)
 
     def alone_ns(self, source: object, target: object, request: int, num_bytes: int) -> int:
         """See `sim.carrier.Carrier`; the link that would carry its bytes longest decides."""

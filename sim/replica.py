@@ -96,12 +96,23 @@ class Replica(ReplicaMoves):
         """Where transfers block decoding: whether one is under way, or starts now (rule 92)."""
         if self._surroundings.loading(self):
             return True
+        if self._waiting_share is not None:
+            return self._accepts(state, self._waiting_share)
         if state.loaded and self.policy.joins_loaded:
             state.admitted, state.found = [], {}
             state.join_loaded(self.policy.seats)
             self._admitted(now)
         self._pull(state)
         return self._surroundings.loading(self)
+
+    def _accepts(self, state: ReplicaState, share: float) -> bool:
+        """Whether one more request is sent for, those who have come not running yet."""
+        waiting = sum(self.kv.blocks_for(request.prompt_tokens) for request in state.loaded)
+        if waiting >= share * self.kv.total_blocks:
+            return False
+        if state.waiting and not self._prefills_too:
+            return False
+        return self._surroundings.pull(self)
 
     def _decide(self, state: ReplicaState, now: int) -> ScheduledBatch:
         """Ask the policy, again while it only preempts (rule 2)."""

@@ -80,6 +80,7 @@ class ReplicaParts:
         watched: bool = False,
         tells_chunks: bool = False,
         prefills_too: bool = False,
+        waiting_share: float | None = None,
         fast_forward: bool = True,
         check: bool = False,
         seed: int = 0,
@@ -117,6 +118,7 @@ class ReplicaParts:
         self._turn = Phase.SCHEDULE + rank + (_LATE if passes_late else 0)
         self._watched = watched
         self._prefills_too = prefills_too  # of a decode replica: not only who was preempted waits
+        self._waiting_share = waiting_share
         self._has_sent = False  # in this pass, while somebody waits
         self._step_end = Phase.STEP_END + rank
         self._bell = Doorbell(env)
