@@ -7,7 +7,10 @@ dataclass are its options in a config. Names are written with hyphens, options w
 from policies.affinity import ConsistentHash, SessionAffinity
 from policies.cache_routing import KVAware, LeastKV, PrefixAware
 from policies.class_placement import ClassAware
+from policies.conductor import Conductor
+from policies.distserve import DistServe
 from policies.fair_order import VirtualTokenCounters
+from policies.llumnix import Evacuation, Llumnix
 from policies.multi_level_order import MultiLevelQueue
 from policies.orca import Orca
 from policies.orders import Deadline, Priority, ShortestFirst, ShortestRemaining
@@ -27,6 +30,7 @@ POLICIES = {
     "vllm-v1": TokenBudget,
     "sarathi": Sarathi,
     "sglang": LongestPrefix,
+    "distserve": DistServe,
 }
 
 ROUTERS = {
@@ -41,6 +45,7 @@ ROUTERS = {
     "prefix-aware": PrefixAware,
     "kv-aware": KVAware,
     "class-aware": ClassAware,
+    "mooncake": Conductor,
 }
 
 ORDERS = {
@@ -52,5 +57,7 @@ ORDERS = {
     "mlfq": MultiLevelQueue,
     "vtc": VirtualTokenCounters,
 }
+
+MIGRATORS = {"llumnix": Llumnix, "evacuation": Evacuation}
 
 PREDICTORS = {"oracle": Oracle, "noisy": Noisy, "bucket": Bucket}

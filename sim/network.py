@@ -8,7 +8,7 @@ that are withheld (`sim.links`, rule 6) each part withholds the same share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm
@@ -324,7 +324,7 @@ class Network:
 
     # --- changes and counts
 
-    def change_bandwidth(self, wires: Iterable[Wire], factor: float) -> None:
+    def change_bandwidth(self, wires: Iterable[Wire], factor: Fraction | float) -> None:
         """Let links carry a multiple of what they carry when nothing is wrong, from now on.
 
         Args:
@@ -344,6 +344,10 @@ class Network:
             assert link is not None
             self.links.change_bandwidth(link, rate)
 
+    def pair(self, source: object, target: object, request: int) -> Hashable:
+        """See `sim.carrier.Carrier`."""
+        return self._pair(source, target, request)
+
     def alone_ns(self, source: object, target: object, request: int, num_bytes: int) -> int:
         """See `sim.carrier.Carrier`; the link that would carry its bytes longest decides."""
         pair = self._pair(source, target, request)
@@ -353,7 +357,7 @@ class Network:
         sent_ns = ceil(num_bytes * seconds_per_byte * _NS_PER_S)
         return max(1, self.latency_ns + latency_ns + sent_ns)
 
-    def slow_nics(self, member: object, factor: float) -> None:
+    def slow_nics(self, member: object, factor: Fraction | float) -> None:
         """See `sim.carrier.Carrier`."""
         ports = self._members[member].ports
         nics = {port["nic", way]: None for port in ports for way in ("out", "in")}

@@ -83,7 +83,7 @@ def states(result: SimulationResult) -> list[str]:
 def made(result: SimulationResult) -> list[tuple[int, int, str, int]]:
     """(instant, replica, change, requests lost) of each change."""
     rows = zip(*(result.changes[name].tolist() for name in result.changes), strict=True)
-    return [(when, place, CHANGES[code], lost) for when, place, code, lost in rows]
+    return [(when, place, CHANGES[code], lost) for when, place, code, lost, _ in rows]
 
 
 def test_a_running_request_goes_on_elsewhere_with_what_it_has(fast_forward: bool) -> None:
