@@ -407,6 +407,15 @@ class Topology(NodeKind):
     """Nodes of other kinds, numbered after the first ones, whose number has to be given then."""
 
 
+class Staging(Strict):
+    """Memory at each prefill replica that KV is copied to when its prefill has ended."""
+
+    bytes: Annotated[int, Field(ge=1, le=10**15), BeforeValidator(_whole)]
+    """Its size. KV for which there is no room stays on the GPU until there is, or it is pulled."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
+    """At which KV is copied there, one request's after the other, beside the steps."""
+
+
 class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
@@ -427,6 +436,20 @@ class Transfer(Strict):
     layerwise_above_tokens: Natural = 0
     """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
     by layer (Splitwise)."""
+    message_bytes: Count | None = None
+    """KV goes in messages of this size, such as that of one layer of one block; give
+    `per_message_s` with it. Default: messages cost nothing."""
+    per_message_s: NotNegative = 0.0
+    """Time between two messages of a transfer, at least, so that it is no faster than
+    `message_bytes` in that time."""
+    batch_wait_s: NotNegative | None = None
+    """Transfers of one source and target wait so long for company, go as one and pay one latency;
+    0: those of one instant. Default: each goes by itself."""
+    batch_bytes: Count | None = None
+    """A batch of so many bytes is sent without waiting any more."""
+    staging: Staging | None = None
+    """Memory at each prefill replica in which KV waits for its pull, off the GPU, such as
+    {bytes: 64e9, bandwidth_bytes_per_s: 25e9}."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly; with a
@@ -526,6 +549,30 @@ class Admission(Strict):
     """Token buckets of tenants, such as {tokens_per_s: 1000, burst_tokens: 20000}."""
     early_rejection: EarlyRejection | None = None
     """Refuse on a predicted TTFT, such as {max_ttft_s: 2}."""
+
+
+class Migration(Strict):
+    """Running requests move to other replicas of the pool that decodes (`sim.migration`)."""
+
+    migrator: Annotated[Named, BeforeValidator(_named)]
+    """Which move where: a name, or name and options (``phasewise list migrators``)."""
+    interval_s: Annotated[float, Field(ge=1e-4, le=MOST)] = 0.05
+    """Between two decisions (0.05: Llumnix's default)."""
+    mode: Literal["live", "stop", "recompute"] = "live"
+    """``live``: KV is copied in stages while the request goes on, which stops for the last one;
+    ``stop``: it stops for the whole copy; ``recompute``: the target prefills it again."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bytes per second of one copy between colocated replicas; with ``sharing: max-min`` that of
+    each direction of a replica's NIC that has no `nic_bytes_per_s`. With two pools, or with a
+    topology, leave it out: KV moves as that says."""
+    latency_s: NotNegative = 0.0
+    """Paid by each stage."""
+    sharing: Literal["none", "max-min"] = "none"
+    """Whether copies share NICs."""
+    last_stage_blocks: Count = 16
+    """With at most so many blocks left to copy a request stops (16: Llumnix's default)."""
+    max_stages: Count = 3
+    """A request whose last stage has not come by then stays (3: Llumnix's default)."""
 
 
 class Change(Strict):
@@ -674,6 +721,9 @@ class Common(Strict):
     prefix_fetch: PrefixFetch | None = None
     """Let replicas that requests arrive at fetch prefixes from each other's caches, such as
     {bandwidth_bytes_per_s: 50e9}. Default: each has its own only."""
+    migration: Migration | None = None
+    """Let running requests move between replicas, such as {migrator: llumnix,
+    bandwidth_bytes_per_s: 25e9}. Default: none does."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []

@@ -157,6 +157,11 @@ def _check_topology(transfer: TransferSpec | None, *pools: PoolSpec | None) -> N
             f"transfer: bandwidth_bytes_per_s {transfer.bandwidth_bytes_per_s:g}: the links of the "
             "topology have bandwidths of their own; leave it out"
         )
+    if transfer is not None and transfer.message_bytes is not None:
+        raise ConfigError(
+            f"transfer: message_bytes {transfer.message_bytes}: with a topology the efficiency of "
+            "its links says what messages cost; leave it out"
+        )
     if transfer is not None and not transfer.shares_links:
         raise ConfigError("transfer: sharing none: transfers over a topology share its links")
     for pool in filter(None, pools):
@@ -331,7 +336,7 @@ class LiveCluster:
     def in_motion(self) -> bool:
         """Whether something goes on by itself, without an arrival, a cancellation or an event."""
         between, moving = self.between, self.migrations
-        if between is not None and (between.transfers or between.waiting):
+        if between is not None and between.in_motion:
             return True
         if moving is not None and moving.under_way:
             return True
@@ -616,6 +621,12 @@ class LiveCluster:
         if self.recorder.record.events:
             self.recorder.event(life.arrival.index, code, now_ns(self.env), replica.place)
 
+    def _staged(self, replica: Replica) -> dict[str, int]:
+        if self.between is None or self.between.staging is None:
+            return {}
+        peak, staged = self.between.staging.facts_of(replica)
+        return {"staging_peak_bytes": peak, "staged_bytes": staged}
+
     def info(self) -> list[ReplicaInfo]:
         """The replicas as they are now, those removed from their pool included."""
         names = [self.entry.spec.name, "" if self.decode is None else self.decode.spec.name]
@@ -644,6 +655,7 @@ class LiveCluster:
                 ),
                 found_tokens=replica.found_tokens,
                 asked_tokens=replica.asked_tokens,
+                **self._staged(replica),
                 joined_ns=replica.joined_ns,
                 left_ns=replica.left_ns,
             )

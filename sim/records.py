@@ -262,6 +262,8 @@ class ReplicaInfo:
         lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
         found_tokens: Found cached by all admissions, those after a preemption included.
         asked_tokens: Known at these admissions.
+        staged_bytes: KV copied to its staging memory (`sim.staging`).
+        staging_peak_bytes: The most that this held.
         joined_ns: When it joined its pool, up or still starting.
         left_ns: When it was gone, drained or called off; -1 if it was there at the end.
     """
@@ -289,6 +291,8 @@ class ReplicaInfo:
     lost_blocks: int | None = None
     found_tokens: int = 0
     asked_tokens: int = 0
+    staged_bytes: int = 0
+    staging_peak_bytes: int = 0
     joined_ns: int = 0
     left_ns: int = NEVER
 
