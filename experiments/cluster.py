@@ -13,6 +13,7 @@ from experiments import (
     changes,
     conditional,
     host_link,
+    migration,
     parts,
     pipeline,
     prefix_fetch,
@@ -130,6 +131,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         topology=nodes,
         local_prefill=conditional.local_prefill(experiment, where),
         prefix_fetch=prefix_fetch.spec_of(experiment, entry, where),
+        migration=migration.spec_of(experiment, entry, built.get("decode"), folder, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -353,7 +355,8 @@ def _sharing_note(experiment: Experiment, nodes: Topology | None) -> str:
 def check_nics(experiment: Experiment, where: Where) -> None:
     """A NIC's own bandwidth counts only where transfers share links."""
     transfer = experiment.pools.transfer
-    if transfer is not None and transfer.sharing == "max-min" and experiment.topology is None:
+    links = transfer or experiment.migration
+    if links is not None and links.sharing == "max-min" and experiment.topology is None:
         return
     for role, pool in pools_of(experiment).items():
         if pool.nic_bytes_per_s is not None:

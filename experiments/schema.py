@@ -551,6 +551,30 @@ class Admission(Strict):
     """Refuse on a predicted TTFT, such as {max_ttft_s: 2}."""
 
 
+class Migration(Strict):
+    """Running requests move to other replicas of the pool that decodes (`sim.migration`)."""
+
+    migrator: Annotated[Named, BeforeValidator(_named)]
+    """Which move where: a name, or name and options (``phasewise list migrators``)."""
+    interval_s: Annotated[float, Field(ge=1e-4, le=MOST)] = 0.05
+    """Between two decisions (0.05: Llumnix's default)."""
+    mode: Literal["live", "stop", "recompute"] = "live"
+    """``live``: KV is copied in stages while the request goes on, which stops for the last one;
+    ``stop``: it stops for the whole copy; ``recompute``: the target prefills it again."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bytes per second of one copy between colocated replicas; with ``sharing: max-min`` that of
+    each direction of a replica's NIC that has no `nic_bytes_per_s`. With two pools, or with a
+    topology, leave it out: KV moves as that says."""
+    latency_s: NotNegative = 0.0
+    """Paid by each stage."""
+    sharing: Literal["none", "max-min"] = "none"
+    """Whether copies share NICs."""
+    last_stage_blocks: Count = 16
+    """With at most so many blocks left to copy a request stops (16: Llumnix's default)."""
+    max_stages: Count = 3
+    """A request whose last stage has not come by then stays (3: Llumnix's default)."""
+
+
 class Change(Strict):
     """What happens to a replica, its NIC or a node at an instant (`sim.changes`,
     `sim.slow_down`)."""
@@ -697,6 +721,9 @@ class Common(Strict):
     prefix_fetch: PrefixFetch | None = None
     """Let replicas that requests arrive at fetch prefixes from each other's caches, such as
     {bandwidth_bytes_per_s: 50e9}. Default: each has its own only."""
+    migration: Migration | None = None
+    """Let running requests move between replicas, such as {migrator: llumnix,
+    bandwidth_bytes_per_s: 25e9}. Default: none does."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []

@@ -339,8 +339,8 @@ MISUSES = [
     (
         BASE + "pools: {mixed: {replicas: 1}, prefill: {replicas: 1}, decode: {replicas: 1}, "
         "transfer: {bandwidth_bytes_per_s: 1e9}}",
-        "c.yaml: pools.mixed: pools has no such option; choose one of colocated, decode, prefill, "
-        "transfer",
+        "c.yaml: pools.mixed: pools has no such option; choose one of colocated, decode, "
+        "local_prefill, prefill, transfer",
     ),
     (BASE + "decode_router: random", "c.yaml: decode_router: there is no decode pool; try router"),
     (
