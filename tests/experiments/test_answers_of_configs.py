@@ -51,7 +51,14 @@ def stable_first_wins(m: Metrics) -> bool:
 def failures_cost(m: Metrics) -> bool:
     met = [m[label]["slo_attainment"] for label in ("none", "one", "two", "three")]
     late = [m[label]["ttft_s"]["p99"] for label in ("none", "one", "two", "three")]
-    return met == sorted(met, reverse=True) and late == sorted(late) and met[0] > met[2] + 0.1
+    drawn = [m[label]["slo_attainment"] for label in ("none", "rare", "often")]
+    return (
+        met == sorted(met, reverse=True)
+        and late == sorted(late)
+        and met[0] > met[2] + 0.1
+        and drawn == sorted(drawn, reverse=True)
+        and drawn[1] > drawn[2] + 0.1
+    )
 
 
 def two_h100_are_cheapest(m: Metrics) -> bool:
