@@ -37,11 +37,6 @@ def events_of(experiment: Experiment) -> list[tuple[int, Made]]:
     ]
 
 
-def roles_of_added(experiment: Experiment) -> list[str]:
-    """Roles of the pools that get a replica, in the order in which they get it."""
-    return [_role(each) for _, each in _in_order(experiment) if each.what == "add"]
-
-
 def _in_order(experiment: Experiment) -> Iterator[tuple[int, Change]]:
     """(position in the list, change), in order of time."""
     return iter(sorted(enumerate(experiment.events), key=lambda entry: entry[1].at_s))
@@ -100,9 +95,9 @@ def report(result: SimulationResult, summary: dict[str, Any]) -> list[str]:
     moved = int(result.requests["rerouted"].sum())
     summary["changes"] = {"events": changes, "rerouted": moved}
     counts = {name: sum(x["change"] == name for x in changes) for name in CHANGES}
-    told = ", ".join(f"{name} {n}" for name, n in counts.items() if n)
+    told = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in counts.items() if n)
     lost = sum(int(x["lost"]) for x in changes)
-    paid = " Of GPUs and hours, all count over the whole run." if counts["added"] else ""
+    paid = " Each counts, and is paid for, while it is there." if counts["added"] else ""
     return [
         f"events: replicas {told}; requests were lost by a replica {lost:,} times and routed to "
         f"another {moved:,} times.{paid}"

@@ -88,6 +88,12 @@ def _predictors() -> list[Entry]:
     return _of_classes(PREDICTORS)
 
 
+def _autoscalers() -> list[Entry]:
+    from policies import AUTOSCALERS
+
+    return _of_classes(AUTOSCALERS)
+
+
 def _devices() -> list[Entry]:
     from sim import specs
 
@@ -187,6 +193,7 @@ KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(
         "routers": _routers,
         "orders": _orders,
         "predictors": _predictors,
+        "autoscalers": _autoscalers,
         "devices": _devices,
         "prices": _prices,
         "models": _models,

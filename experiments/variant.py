@@ -27,7 +27,7 @@ from experiments.version import __version__
 from experiments.workload import Workload, build_workload
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.event_loop import simulate
-from sim.metrics import Gaps, Ints
+from sim.metrics import Gaps, Ints, run_span_ns
 from sim.records import FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups, tenant_groups
@@ -98,6 +98,7 @@ def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
     named = [experiment.router, experiment.decode_router or {}]
     for pool in cluster.pools_of(experiment).values():
         named += [pool.policy, pool.order]
+        named += [pool.autoscale.autoscaler] if pool.autoscale is not None else []
     modules = [
         str(each["name"]).partition(":")[0] for each in named if ":" in str(each.get("name"))
     ]
@@ -133,7 +134,7 @@ def run_variant(
     workload = build_workload(experiment, folder, built.max_model_len)
     windows = window_of(experiment, workload)
     prepared = time.perf_counter()
-    with _steps_file(experiment, built, steps_folder) as file:
+    with _steps_file(experiment, steps_folder) as file:
         result = simulate(
             workload.source,
             built.cluster,
@@ -246,13 +247,11 @@ def _with_total(progress: Progress | None, total: int) -> Callable[[int, int], N
 
 
 @contextmanager
-def _steps_file(
-    experiment: Experiment, built: cluster.Built, folder: Path | None
-) -> Iterator[StepsFile | None]:
+def _steps_file(experiment: Experiment, folder: Path | None) -> Iterator[StepsFile | None]:
     if folder is None or not experiment.record.steps:
         yield None
         return
-    with StepsFile(folder, built.replica_names) as file:
+    with StepsFile(folder) as file:
         yield file
 
 
@@ -295,7 +294,9 @@ def _bundle(
         run_end_ns=result.end_ns,
         slo=_slo(experiment),
         windows=windows,
-        work=cluster.work(experiment, folder),
+        work=cluster.work(
+            experiment, folder, result.replicas, run_span_ns(requests, result.end_ns)
+        ),
         rates=rates_of(experiment),
     )
     return Bundle(

@@ -89,7 +89,6 @@ def test_an_added_replica_is_in_all_files(tmp_path: Path) -> None:
         {"at_s": 4.5, "what": "drain", "pool": "decode", "replica": 0},
     ]
     plan = load({**BASE, "pools": POOLS, "events": events})
-    assert cluster.build(plan.variants[0], plan.folder).replica_names[2] == "decode-1"
     folder = tmp_path / "bundle"
     folder.mkdir()
     made = run_variant(plan.variants[0], plan.folder, steps_folder=folder)
