@@ -61,7 +61,7 @@ def check(experiment: Experiment, where: Where) -> None:
     """Refuse what an autoscaler cannot be beside.
 
     Raises:
-        ConfigError: Events that it would undo, or a cluster that has to stay as it is.
+        ConfigError: Events that it would undo.
     """
     pools = experiment.pools
     present = {"colocated": pools.colocated, "prefill": pools.prefill, "decode": pools.decode}
@@ -72,9 +72,3 @@ def check(experiment: Experiment, where: Where) -> None:
                 f"{where('events', at, 'what')}: {change.what}: the pool has autoscale, which "
                 "would undo it; try the autoscaler schedule, or leave autoscale out"
             )
-    transfer = pools.transfer
-    if scaled and transfer is not None and transfer.start == "push":
-        raise ConfigError(
-            f"{where('pools', scaled[0], 'autoscale')}: with transfer.start: push a pool that "
-            "changes by itself is not modelled; try pull"
-        )

@@ -18,6 +18,7 @@ from sim.metrics import NS_PER_S, Gaps, ReplicaFacts, Requests
 from sim.model_work import ModelWork, mbu, mfu
 from sim.records import STATES
 from sim.slo import SLO, Windows, request_classes, request_tenants, select, slo_attainment
+from sim.transfer_metrics import of_transfers
 
 MOST_TENANTS = 100
 """Tenants with metrics of their own in a summary: those with the most requests."""
@@ -56,6 +57,7 @@ def summarize(
     tenant_itl: Mapping[str, Gaps] | None = None,
     reuse: Mapping[str, Any] | None = None,
     rates: Rates | None = None,
+    transfers: Mapping[str, npt.NDArray[np.int64]] | None = None,
 ) -> dict[str, Any]:
     """Sum up a run as values that JSON can hold; None stands for what is undefined.
 
@@ -76,11 +78,13 @@ def summarize(
         tenant_itl: As `itl`, of each tenant.
         reuse: Of the workload (see `experiments.reuse`); None where it is not known.
         rates: Prices and power of the pools; None where neither money nor energy is asked for.
+        transfers: Columns `sim.records.TRANSFER_COLUMNS`; None or empty where no KV moved.
 
     Returns:
         Keys in a fixed order: counts, window, hardware, verdict, targets, the metrics over all
         measured requests (``overall``), per class (``classes``) and per tenant (``tenants``, at
-        most `MOST_TENANTS`); each empty where there is only one. With `rates`, ``pools``.
+        most `MOST_TENANTS`); each empty where there is only one. With `rates`, ``pools``; where KV
+        moved, ``transfers`` (`sim.transfer_metrics`).
     """
     slo, windows = slo or SLO(), windows or Windows()
     mask = windows.mask(requests["arrival_ns"])
@@ -118,6 +122,7 @@ def summarize(
         "tenants": _parts(measured, request_tenants(measured), tenant_itl or {}, slo, run),
         **({} if rates is None else {"pools": _pools(of_pools, rates)}),
         **({} if reuse is None else {"reuse": _curve_of(reuse)}),
+        **_of_transfers(transfers, measured),
     }
     jsonable: dict[str, Any] = _jsonable(summary)
     return jsonable
@@ -127,6 +132,16 @@ def _mean_gpus(replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> fl
     """GPUs of the replicas, each for the share of the span in which it is there."""
     there = metrics.shares_there(replicas, span_ns).tolist()
     return math.fsum(share * each.gpus for share, each in zip(there, replicas, strict=True))
+
+
+def _of_transfers(
+    transfers: Mapping[str, npt.NDArray[np.int64]] | None, measured: Requests
+) -> dict[str, Any]:
+    """The transfers of measured requests, where any KV moved."""
+    if transfers is None or not len(transfers["request"]):
+        return {}
+    counts = np.isin(transfers["request"], measured["index"])
+    return {"transfers": of_transfers({name: column[counts] for name, column in transfers.items()})}
 
 
 def _pools(costs: Mapping[str, Mapping[str, float]], rates: Rates) -> dict[str, Any]:

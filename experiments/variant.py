@@ -298,6 +298,7 @@ def _bundle(
             experiment, folder, result.replicas, run_span_ns(requests, result.end_ns)
         ),
         rates=rates_of(experiment),
+        transfers=result.transfers,
     )
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),

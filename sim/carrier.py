@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Protocol
 
 from sim.links import Flow, Link, SharedLinks
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from sim.replica import Replica
     from sim.transfer import TransferSpec
+
+_NS_PER_S = 10**9
 
 
 class OnTheWay(Protocol):
@@ -54,6 +57,17 @@ class Carrier(Protocol):
             num_bytes: Keys and values, each counted once.
             on_end: Called in phase (2) of the instant at which its end is applied.
             withheld: Share of the bytes that waits for `OnTheWay.release`; None: it waits for none.
+        """
+        ...
+
+    def alone_ns(self, source: Replica, target: Replica, request: int, num_bytes: int) -> int:
+        """How long a transfer would take if it had its links to itself, nothing being wrong.
+
+        Args:
+            source: As in `send`, as are the others.
+            target: The replica that receives.
+            request: Index of the request.
+            num_bytes: Keys and values, each counted once.
         """
         ...
 
@@ -100,6 +114,11 @@ class Nics:
         held = None if withheld is None else num_bytes * withheld
         flow = self.links.send(path, num_bytes, self._spec.latency_ns, on_end, withheld_bytes=held)
         return _OnNics(flow, num_bytes)
+
+    def alone_ns(self, source: Replica, target: Replica, request: int, num_bytes: int) -> int:
+        """See `Carrier.alone_ns`."""
+        rate = min(self._rate(source), self._rate(target))
+        return max(1, self._spec.latency_ns + ceil(num_bytes * _NS_PER_S / Fraction(rate)))
 
     def slow_nics(self, replica: Replica, factor: float) -> None:
         """See `Carrier.slow_nics`."""

@@ -104,19 +104,8 @@ class Changes:
         self._coming = False
         self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
-    def refuse_push(self, what: str) -> None:
-        """Raise `ConfigError` where KV is pushed: then the cluster has to stay as it is."""
-        transfer = self._live.spec.transfer
-        if transfer is not None and transfer.push:
-            raise ConfigError(
-                f"transfer.start: push: a cluster that changes ({what}) is not modelled with it; "
-                "try pull"
-            )
-
     def expect(self, changes: int) -> None:
         """So many will be made."""
-        if changes:
-            self.refuse_push("events")
         self.to_come += changes
         self.expected = self.expected or changes > 0
 
@@ -142,14 +131,7 @@ class Changes:
             return
         if replica.condition == DOWN:
             raise _refused("fail", pool, replica)
-        between = self._live.between
-        kept = [] if between is None else between.fail(replica)
-        begun, waiting = replica.fail()
-        lost = [*begun, *kept, *waiting]
-        if between is not None:
-            between.attach(replica)
-            for life in lost:
-                between.left_early(life)
+        lost = self._lose_all(replica)
         if replica.condition == UP:
             pool.missing += 1
         self._stop_loading(replica)
@@ -161,6 +143,23 @@ class Changes:
             self._live.note_event(life, LOST, replica)
         self._lost += lost
         self._call_arrivals()
+
+    def _lose_all(self, replica: Replica) -> list[Lifetime]:
+        """Whoever is on the replica, in the order of rule 79; what they have elsewhere is freed."""
+        between = self._live.between
+        if between is None:
+            begun, waiting = replica.fail()
+            return [*begun, *waiting]
+        between.lose_target(replica)
+        held, ended = replica.kept, [life for life in replica.lives.values() if life.ended]
+        begun, waiting = replica.fail()
+        between.attach(replica)
+        for life in begun:
+            between.left_early(life)
+        kept = between.lose_source(held)
+        for life in (*waiting, *ended):
+            between.left_early(life)
+        return [*begun, *kept, *waiting]
 
     def restore(self, pool: Pool, replica: Replica) -> None:
         """A replica that failed is up again, and empty."""

@@ -240,7 +240,6 @@ class LiveCluster:
         """Let the pools grow and shrink that do so by themselves."""
         for pool in (self.entry, self.decode):
             if pool is not None and pool.spec.scaling is not None:
-                self.changes.refuse_push("autoscale")
                 pool.scaler = Scaler(self, pool, pool.spec.scaling)
 
     def tell_ends(self, ended: list[Lifetime]) -> None:

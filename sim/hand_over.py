@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -72,7 +73,10 @@ class HandOver:
         return self._chooses_early and (m > 1 or spec.recompute_last_token)
 
     def choose(self, life: Lifetime) -> Ahead | None:
-        """Choose the decode replica of a request; None if none that can run it takes requests."""
+        """Choose the decode replica of a request; None if none that can run it takes requests.
+
+        Then it is handed over when its prefill has ended, as under pull (rule 83).
+        """
         decode = self._live.decode
         assert decode is not None
         request = self._live.request_of(life, at_entry=False)
@@ -88,7 +92,7 @@ class HandOver:
             life.ahead.target.expect(life.ahead)
 
     def left_early(self, life: Lifetime) -> None:
-        """A request that was to go on has left its prefill replica and does not (rules 70, 76)."""
+        """A request that was to go on has left its prefill replica and does not (70, 76, 83)."""
         if self.streams is not None:
             self.streams.called_off(life)
         ahead, life.ahead = life.ahead, None
@@ -158,7 +162,7 @@ class HandOver:
         """A request whose prefill has ended is at the replica that expects it (push)."""
         request, replica = ahead.request, ahead.target
         request.emitted_then = self._emitted
-        replica.place_request(request, life, life.arrival.output_tokens)
+        replica.place_request(request, life, life.arrival.output_tokens - life.before)
         life.ahead, life.decode_replica = None, replica.place
         self._live.note_event(life, HANDED_OVER, replica)
 
@@ -277,6 +281,17 @@ class HandOver:
         transfer.end = Instant(self._live.env, delay_ns, Phase.TRANSFER_END + transfer.order)
         transfer.end.callbacks.append(_Arrived(self, transfer))
 
+    def _row(self, transfer: Transfer, now: int) -> tuple[int, ...]:
+        """What is recorded of a transfer that ends now: `sim.records.TRANSFER_COLUMNS`."""
+        source, target, size = transfer.source, transfer.target, transfer.num_bytes
+        assert transfer.prefilled_ns is not None
+        if self.carrier is None:
+            alone_ns = self.spec.duration_ns(size)
+        else:
+            alone_ns = self.carrier.alone_ns(source, target, transfer.request.index, size)
+        places = (transfer.request.index, source.place, target.place)
+        return (*places, transfer.start_ns, now, size, transfer.prefilled_ns, alone_ns)
+
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
         request, source, target = transfer.request, transfer.source, transfer.target
@@ -289,9 +304,7 @@ class HandOver:
         request.target_tokens = request.prompt_tokens
         request.computed_then = request.prompt_tokens - (1 if again else 0)
         request.joined_ns = now
-        live.recorder.transfers.extend(
-            (request.index, source.place, target.place, transfer.start_ns, now, transfer.num_bytes)
-        )
+        live.recorder.transfers.extend(self._row(transfer, now))
         if transfer.life.ended:  # cancelled meanwhile
             target.forget(request)
         else:
@@ -326,17 +339,9 @@ class HandOver:
         if self.stranded:
             self.call()
 
-    def fail(self, replica: Replica) -> list[Lifetime]:
-        """Phase (2c): KV on its way to the replica, or from it, is called off.
-
-        Returns:
-            Whoever's KV was kept there, in the order in which their prefills ended: it is lost.
-        """
-        self._call_off_transfers_to(replica)
-        return self._call_off_transfers_from(replica)
-
-    def _call_off_transfers_to(self, replica: Replica) -> None:
-        """Whoever has KV on its way there, or waits for it, is handed over again (rule 81)."""
+    def lose_target(self, replica: Replica) -> None:
+        """Phase (2c): whoever has KV on its way to a replica that fails, or waits for it, is handed
+        over again (rule 81); whoever is still prefilled will be as under pull (rule 83)."""
         for transfer in [t for t in self.transfers.values() if t.target is replica]:
             transfer.call_off()
             del self.transfers[transfer.request.index]
@@ -354,9 +359,21 @@ class HandOver:
             self._hand_over_again(pull)
             del replica.lives[pull.request]
         self.pulls[replica].clear()
-        for ahead in replica.expected.values():  # chosen anew when their prefills end (rule 83)
-            if not ahead.given_up:
-                self._live.live[ahead.request.index].ahead = None
+        if replica.expected:
+            self._expected_no_more(replica)
+
+    def _expected_no_more(self, replica: Replica) -> None:
+        """Nobody goes on there any more, and no admission waits for room there (rule 83)."""
+        for source in self._live.entry.replicas:
+            for life in source.lives.values():
+                if life.ahead is not None and life.ahead.target is replica:
+                    life.ahead = None
+        for pull in self.waiting:
+            if pull.life.ahead is not None and pull.life.ahead.target is replica:
+                pull.life.ahead = None
+                pull.request = self._live.request_of(pull.life, at_entry=False)
+        if self.spec.push:
+            self._live.more_room()
 
     def _hand_over_again(self, before: Pull | Transfer) -> None:
         life = before.life
@@ -367,11 +384,19 @@ class HandOver:
         self._again.append(again)
         self.call()
 
-    def _call_off_transfers_from(self, source: Replica) -> list[Lifetime]:
-        """Whoever's KV was kept there, in the order in which their prefills ended, is lost."""
+    def lose_source(self, kept_there: Mapping[Request, Lifetime]) -> list[Lifetime]:
+        """Phase (2c): a replica has failed that kept KV; transfers of it are called off.
+
+        Args:
+            kept_there: Whose KV, in the order in which their prefills ended.
+
+        Returns:
+            Those of them that have not ended: they are lost.
+        """
         kept = []
-        for held, life in source.kept.items():
+        for held, life in kept_there.items():
             self._call_off(life)
+            self.left_early(life)
             if not life.ended:
                 life.lose(held.computed_then)
                 kept.append(life)

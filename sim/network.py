@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
+from math import ceil, lcm
 from typing import NamedTuple
 
 from simpy import Environment
@@ -342,6 +342,17 @@ class Network:
         for link, rate in {wire.link: wire.bytes_per_s for wire in chosen}.items():
             assert link is not None
             self.links.change_bandwidth(link, rate)
+
+    def alone_ns(self, source: object, target: object, request: int, num_bytes: int) -> int:
+        """See `sim.carrier.Carrier`; the link that would carry its bytes longest decides."""
+        lanes = self._lanes[self._pair(source, target, request)]
+        load: dict[Wire, Fraction] = {}
+        for lane in lanes:
+            for wire in lane.path:
+                load[wire] = load.get(wire, Fraction(0)) + lane.share
+        spans = [num_bytes * n / Fraction(wire.nominal_bytes_per_s) for wire, n in load.items()]
+        latency_ns = self.latency_ns + max((lane.latency_ns for lane in lanes), default=0)
+        return max(1, latency_ns + ceil(max(spans, default=Fraction(0)) * _NS_PER_S))
 
     def slow_nics(self, member: object, factor: float) -> None:
         """See `sim.carrier.Carrier`."""

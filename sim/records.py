@@ -432,7 +432,18 @@ SERIES_COLUMNS = (
 # `lost` requests had to leave because of the change.
 CHANGES = ("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off")
 CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
-TRANSFER_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "bytes")
+# `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
+# its links to itself, all bytes being there.
+TRANSFER_COLUMNS = (
+    "request",
+    "source",
+    "target",
+    "start_ns",
+    "end_ns",
+    "bytes",
+    "prefilled_ns",
+    "alone_ns",
+)
 
 
 def columns(flat: array[int], names: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:

@@ -194,12 +194,12 @@ def test_the_decode_pool_starts_a_replica_for_whom_it_has_none() -> None:
     assert result.token_times_ns(0).tolist() == [44, 74, 85]
 
 
-def test_with_push_a_pool_cannot_scale() -> None:
+def test_pools_scale_while_kv_is_pushed() -> None:
     cluster = two_pools("orca")
     assert cluster.transfer is not None
     pushing = replace(cluster, transfer=replace(cluster.transfer, push=True))
-    with pytest.raises(ConfigError, match=r"\(autoscale\) is not modelled with it; try pull"):
-        run(workload(), scaled(pushing, scaling(1)), [], fast_forward=True)
+    got = both_ways(workload(), scaled(pushing, scaling(1), scaling(1)), [])
+    assert not got.requests["state"].any()  # all have finished
 
 
 # --- what must hold of any run
@@ -255,7 +255,11 @@ def test_whoever_arrives_ends_in_one_state_while_pools_scale_and_replicas_fail(
     arrivals += [Arrival(200 + 9 * i, 5, 4, 4, 5 + i) for i in range(data.draw(st.integers(0, 4)))]
     name = data.draw(st.sampled_from(POOLED))
     if data.draw(st.booleans()):
-        cluster = scaled(two_pools(name), data.draw(scalings()), data.draw(scalings()))
+        cluster = two_pools(name)
+        assert cluster.transfer is not None
+        transfer = replace(cluster.transfer, push=data.draw(st.booleans()))
+        cluster = replace(cluster, transfer=transfer)
+        cluster = scaled(cluster, data.draw(scalings()), data.draw(scalings()))
     else:
         cluster = scaled(colocated(name), data.draw(scalings()))
     changes = []

@@ -8,10 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.changes import Change
-from sim.errors import ConfigError
-from sim.event_loop import simulate
-from tests.conformance import adapter
 from tests.sim.timeline import Request, Timeline, pools, replica, run_giving_up
 
 
@@ -127,13 +123,3 @@ def test_kv_leaves_when_the_prefill_ends(
         assert start == ends[-1]
         if not options["recompute_last_token"]:
             assert fast.tokens[request][0] == start
-
-
-def test_a_cluster_that_changes_is_refused() -> None:
-    spec = {
-        "requests": [{"arrival_ns": 0, "prompt_tokens": 4, "output_tokens": 2}],
-        "disaggregated": SMALL | {"transfer": SMALL["transfer"] | {"start": "push"}},
-    }
-    cluster, _ = adapter.build(spec)
-    with pytest.raises(ConfigError, match="push: a cluster that changes is not modelled"):
-        simulate(adapter.arrivals(spec), cluster, cluster_events=[(5, Change("fail", 0))])
