@@ -202,6 +202,26 @@ def write_index(
         partial.replace(folder / INDEX)
 
 
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write what was found of several bundles, as JSON beside them.
+
+    Raises:
+        BundleError: The disk is full, or the folder cannot be written.
+    """
+    with _telling(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _write_json(path, values)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Read what `write_values` wrote.
+
+    Raises:
+        BundleError: It cannot be read, or is of a version that is not read.
+    """
+    return _read_json(path)
+
+
 def partial_folder(folder: Path) -> Path:
     """Where a bundle is written before it is complete."""
     return folder.with_name(f".{folder.name}.partial")

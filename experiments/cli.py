@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from experiments.capacity_cli import capacity
 from experiments.guard import FAILED, guarded
 from experiments.profile_cli import profile_app
 from experiments.validate_cli import validate
@@ -31,6 +32,7 @@ trace_app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
+app.command()(capacity)
 
 Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
 Settings = Annotated[
@@ -170,6 +172,23 @@ def table(
 
     heads = [bundle.read_head(folder) for folder in outcome.finished(folders)]
     outcome.table(heads, format, request_class, outcome.answers(folders), by)
+    if format is None and request_class is None and by is None:
+        outcome.print_repeated_below(folders)
+
+
+@app.command()
+@guarded
+def compare(
+    first: Annotated[Path, typer.Argument(help="Results of one variant.")],
+    second: Annotated[Path, typer.Argument(help="Results of another, of whatever run.")],
+    json: AsJson = False,
+) -> None:
+    """Say how two results differ: their configs, and their numbers if that is no noise."""
+    from experiments import outcome
+    from experiments.compare_runs import comparison, read_variant, values
+
+    one, other = read_variant(first), read_variant(second)
+    outcome.print_comparison(None if json else comparison(one, other), lambda: values(one, other))
 
 
 @app.command()
@@ -230,6 +249,46 @@ def metrics(json: AsJson = False) -> None:
     from experiments import outcome
 
     outcome.metrics(as_json=json)
+
+
+@app.command()
+@guarded
+def phases(
+    model: Annotated[str, typer.Option(help="Name, or a Hugging Face config.json.")],
+    device: Annotated[str, typer.Option(help="Name of a data sheet.")],
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, help="Decodes, or prompts, of a step.")] = 32,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens a decode attends to. Default: the prompt.")
+    ] = None,
+    output: Annotated[int, typer.Option(min=1, help="Tokens that a request emits.")] = 128,
+    precision: Annotated[str, typer.Option(help="Of the weights.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Of the KV cache.")] = "bf16",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of a replica.")] = 1,
+    token_rows: Annotated[
+        bool,
+        typer.Option("--token-rows", help="Also count rows with and without a KV cache."),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the roofline, as one HTML file.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """The arithmetic of prefill and decode: FLOPs, bytes, what bounds them, and the floors."""
+    from experiments.phases import Question, run
+
+    asked = Question(
+        model,
+        device,
+        prompt,
+        batch,
+        context or prompt,
+        output,
+        precision,
+        kv_dtype,
+        tensor_parallel,
+    )
+    run(asked, rows=token_rows, plot=plot, as_json=json)
 
 
 # --- traces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from experiments import (
     schema,
     startup,
     step_times,
+    topology,
     transfers,
 )
 from experiments.explain import placed
@@ -34,6 +35,7 @@ from sim.pipeline import PipelineReplica
 from sim.policy import Policy
 from sim.pool import PoolSpec
 from sim.replica_spec import ReplicaSpec
+from sim.topology import Topology
 
 if TYPE_CHECKING:
     from sim.model_work import Hardware, ModelWork
@@ -86,11 +88,17 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         ConfigError: Sizes that do not fit: no room for KV, a policy's limits, heads by GPUs.
     """
     check_nics(experiment, where)
+    topology.check_keys(experiment, where)
+    nodes = topology.of(experiment, where)
     model = load_model(experiment.model, folder, where("model"))
     said: dict[str, list[str]] = {}
     built: dict[str, PoolSpec] = {}
     for role, pool in pools_of(experiment).items():
         spec, more = _replica(pool, role, model, folder, where)
+        if nodes is not None:
+            stages = pipeline.parts_of(pool, role, model, where)
+            seat = topology.seat(experiment, role, pool, model, stages, where)
+            spec = replace(spec, seat=seat)
         built[role] = _pool(experiment, role, [spec] * pool.replicas, folder, where)
         for note in more:
             said.setdefault(note, []).append(role)
@@ -102,7 +110,9 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         notes.append(f"model: {experiment.model}: {model.note}.")
     transfer = experiment.pools.transfer
     if transfer is not None:
-        notes.append(_sharing_note(experiment))
+        notes.append(_sharing_note(experiment, nodes))
+    if nodes is not None:
+        notes += topology.placement(experiment, nodes, built, where)
     predictor = None
     if experiment.predictor is not None:
         predictor = parts.predictor(experiment.predictor, where("predictor"), folder)
@@ -113,6 +123,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         predictor=predictor,
         admission=_admission(experiment, where),
         on_failure=experiment.on_failure,
+        topology=nodes,
         local_prefill=conditional.local_prefill(experiment, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
@@ -277,10 +288,13 @@ def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.Ea
     )
 
 
-def _sharing_note(experiment: Experiment) -> str:
+def _sharing_note(experiment: Experiment, nodes: Topology | None) -> str:
     """Whether transfers contend, and for what."""
+    if nodes is not None:
+        return topology.sharing_note(experiment, nodes)
     transfer = experiment.pools.transfer
     assert transfer is not None
+    assert transfer.bandwidth_bytes_per_s is not None
     if transfer.sharing == "none":
         return (
             f"KV transfers of {transfer.bandwidth_bytes_per_s / 1e9:g} GB/s each do not contend "
@@ -299,11 +313,13 @@ def _sharing_note(experiment: Experiment) -> str:
 def check_nics(experiment: Experiment, where: Where) -> None:
     """A NIC's own bandwidth counts only where transfers share links."""
     transfer = experiment.pools.transfer
-    if transfer is not None and transfer.sharing == "max-min":
+    if transfer is not None and transfer.sharing == "max-min" and experiment.topology is None:
         return
     for role, pool in pools_of(experiment).items():
         if pool.nic_bytes_per_s is not None:
             advice = "leave it out" if transfer is None else "set sharing: max-min in transfer"
+            if experiment.topology is not None:
+                advice = "with a topology set topology.nic.bytes_per_s"
             raise ConfigError(
                 f"{where('pools', role, 'nic_bytes_per_s')}: {pool.nic_bytes_per_s:g}: counts "
                 f"where transfers share links only; {advice}"

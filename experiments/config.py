@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from experiments import cluster, engines, layers, strict_yaml
+from experiments import cluster, engines, layers, strict_yaml, topology
 from experiments.answer import Answer, read_answer
 from experiments.check_config import check
 from experiments.explain import explain, placed, shown
@@ -31,7 +31,7 @@ from sim.errors import ConfigError
 CONFIGS = Path(__file__).with_name("configs")
 """Folder of the shipped configs."""
 
-_OF_THE_FILE = ("name", "about", "answer", "compare", "grid", "schema_version")
+_OF_THE_FILE = ("name", "about", "answer", "compare", "grid", "replications", "schema_version")
 """Keys that belong to the file as a whole, not to a variant."""
 _LONGEST_PATH = 4000
 _LONGEST_SLUG = 120
@@ -411,6 +411,7 @@ def _resolve(
     resolved = layers.with_pools(layers.without_nulls(merged), f"{said.source}: ")
     if resolved.get("slo") == "preset":
         resolved["slo"] = suggested_slo(resolved.get("workload"), said.where("slo"))
+    resolved = topology.with_sharing(resolved)
     resolved, notes = _settled(resolved, said)
     if strict:
         resolved = _refusing(resolved)
@@ -601,7 +602,6 @@ _WHAT_IS_NEEDED: Mapping[str, str] = MappingProxyType(
         "model": ": the name of a model (phasewise list models) or the path of its config.json",
         "workload": ": a trace, such as {trace: file.csv}, or {preset: ..., requests: ...} "
         "(phasewise list presets)",
-        "bandwidth_bytes_per_s": ": bytes per second of one transfer, such as 50e9",
     }
 )
 """Said of a required key that is missing."""

@@ -206,23 +206,44 @@ def _write_page(
     about: str,
 ) -> Path:
     """All figures on one page that needs nothing else: plotly.js and the font are in it."""
-    from plotly.offline import get_plotlyjs
-
     sections = [
         _section(f"{key}_cdf", METRICS[key].title, METRICS[key].definition, made)
         for key, lines in drawn.items()
         for made in [figure(key, lines, SCREEN, x_scale)]
     ]
     sections += [_section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
+    heading = _HEADING_WITH_MORE if more else _HEADING
+    return _write_sections(path, heading, [about, _ABOUT], sections)
+
+
+def write_drawings(
+    path: Path, heading: str, about: Sequence[str], drawings: Sequence[Drawing]
+) -> Path:
+    """A page of such figures alone.
+
+    Args:
+        path: Of the page.
+        heading: Its title.
+        about: Paragraphs before the figures, as plain text.
+        drawings: Latencies, where there are any, on a logarithmic scale.
+    """
+    sections = [_section(e.key, e.title, e.about, e.make(SCREEN, "log")) for e in drawings]
+    return _write_sections(path, heading, about, sections)
+
+
+def _write_sections(
+    path: Path, heading: str, about: Sequence[str], sections: Sequence[str]
+) -> Path:
+    from plotly.offline import get_plotlyjs
+
     path.write_text(
         _PAGE.format(
             font_face=_font_face(),
             stack=FONT_STACK,
             width=round(SCREEN.width_px),
             plotlyjs=get_plotlyjs(),
-            answer=f"<p>{html.escape(about)}</p>\n" if about else "",
-            about=_ABOUT,
-            heading=_HEADING_WITH_MORE if more else _HEADING,
+            about="\n".join(f"<p>{html.escape(text)}</p>" for text in about if text),
+            heading=html.escape(heading),
             sections="\n".join(sections),
         ),
         encoding="utf-8",
@@ -274,7 +295,7 @@ body {{ font-family: {stack}; width: {width}px; margin: 2em auto; line-height: 1
 </head>
 <body>
 <h1>{heading}</h1>
-{answer}<p>{about}</p>
+{about}
 {sections}
 </body>
 </html>

@@ -28,6 +28,7 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
         "arrivals": "process",
         "delay": "distribution",
         "autoscaler": "name",
+        "topology": "sheet",
     }
 )
 """Mappings that may be written as a word alone, and the key that the word stands for."""

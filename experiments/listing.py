@@ -123,6 +123,25 @@ def _prices() -> list[Entry]:
     ]
 
 
+def _topologies() -> list[Entry]:
+    from sim import topology_sheets
+
+    sheets = [topology_sheets.load_topology(name) for name in topology_sheets.topology_names()]
+    return [
+        Entry(
+            sheet.name,
+            sheet.title,
+            {
+                "gpus_per_node": sheet.gpus_per_node,
+                "nics_per_node": sheet.nics_per_node,
+                **{f"nic.{key}": value for key, value in sheet.nic.items()},
+            },
+            dict(sheet.sources),
+        )
+        for sheet in sheets
+    ]
+
+
 def _models() -> list[Entry]:
     from sim import specs
 
@@ -196,6 +215,7 @@ KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(
         "autoscalers": _autoscalers,
         "devices": _devices,
         "prices": _prices,
+        "topologies": _topologies,
         "models": _models,
         "presets": _presets,
         "engines": _engines,

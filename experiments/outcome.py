@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,23 @@ from experiments.bundle import Bundle, BundleError, Head
 from experiments.check_answer import check_answer, planned_workload
 from experiments.config import Plan
 from experiments.names import unknown
-from experiments.run import FailedRunError, InterruptedRunError, Job, jobs_of, run_jobs
+from experiments.run import (
+    FailedRunError,
+    InterruptedRunError,
+    Job,
+    jobs_of,
+    replications_of,
+    run_jobs,
+)
 from experiments.schema import Pool
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from experiments.capacity.command import Found
     from experiments.tables import Comparison
+    from experiments.uncertainty import Repeated
 
 # --- running
 
@@ -46,21 +55,22 @@ def run(
 
     _say_all(plan.notes)
     check_answer(plan)
-    jobs = jobs_of(plan, out)
+    jobs, further = jobs_of(plan, out), replications_of(plan, out)
+    every = [*jobs, *further]
     bundle.write_index(out, [job.folder.name for job in jobs])
-    for job in jobs:
+    for job in every:
         if job.damage:
             _say(f"{job.experiment.label}: {job.damage}; simulated again")
     try:
         with Bars(_console(stderr=True)) as bars:
-            for job in jobs:
+            for job in every:
                 bars(job)
-            run_jobs(jobs, plan, processes, bars)
+            run_jobs(every, plan, processes, bars)
     except InterruptedRunError:
-        _show_finished(plan, jobs, out, formats=(), as_json=as_json)
+        _show_finished(plan, jobs, further, out, formats=(), as_json=as_json)
         raise
-    _show_finished(plan, jobs, out, formats, as_json)
-    _raise_failures([job for job in jobs if job.state == "failed"], len(jobs))
+    _show_finished(plan, jobs, further, out, formats, as_json)
+    _raise_failures([job for job in every if job.state == "failed"], len(every))
 
 
 def _index(out: Path, jobs: Sequence[Job], answer: str) -> None:
@@ -90,16 +100,29 @@ def _raise_failures(failed: Sequence[Job], ran: int) -> None:
 
 
 def _show_finished(
-    plan: Plan, jobs: Sequence[Job], out: Path, formats: Sequence[str], as_json: bool
+    plan: Plan,
+    jobs: Sequence[Job],
+    further: Sequence[Job],
+    out: Path,
+    formats: Sequence[str],
+    as_json: bool,
 ) -> None:
-    done = [job.folder for job in jobs if job.state in ("finished", "reused")]
+    done = [job.folder for job in jobs if job.state in _DONE]
     heads = [bundle.read_head(folder) for folder in done]
     answer = plan.answer.said({e.label: e.summary for e in heads}) if plan.answer and done else ""
     _index(out, jobs, answer)
     if not done:
         return
+    repeated = _repeated(jobs, further, out) if further else []
     if as_json:
-        _print_json({each.label: each.summary for each in heads})
+        told = {} if not repeated else bundle.read_values(out / REPEATED)["variants"]
+        _print_json(
+            {
+                each.label: each.summary
+                | ({"replications": told[each.label]} if each.label in told else {})
+                for each in heads
+            }
+        )
         _say_all([answer] if answer else [])  # stdout has variants only
     else:
         if plan.about:
@@ -107,12 +130,75 @@ def _show_finished(
             _console().print(" ".join(plan.about.split()))
         table(heads)
         _print_classes(heads)
+        _print_repeated(repeated)
         _print_answers([answer])
         _print_notes(heads)
         _print(f"results: {out}")
     if formats:
         bundles = [bundle.read(each, with_steps=False) for each in done]
         plot(bundles, out, formats=formats, about=answer)
+
+
+_DONE = ("finished", "reused")
+REPEATED = "replications.json"
+"""File beside the variants of a run: intervals and differences, and the folders of their runs."""
+
+
+def _repeated(jobs: Sequence[Job], further: Sequence[Job], out: Path) -> list[Repeated]:
+    """The variants with all their finished runs, whose intervals are kept as `REPEATED`."""
+    from experiments.uncertainty_table import as_json
+
+    folders = {
+        job.experiment.label: [
+            str(each.folder.relative_to(out))
+            for each in (job, *further)
+            if each.state in _DONE and each.experiment.label == job.experiment.label
+        ]
+        for job in jobs
+        if job.state in _DONE
+    }
+    variants = read_repeated(out, folders)
+    bundle.write_values(out / REPEATED, {"folders": folders, "variants": as_json(variants)})
+    return variants
+
+
+def read_repeated(out: Path, folders: Mapping[str, Sequence[str]]) -> list[Repeated]:
+    """Variants with their runs, read from the folders of these."""
+    from experiments.uncertainty import Repeated
+
+    return [
+        Repeated.of(label, [bundle.read(out / each, with_steps=False) for each in its])
+        for label, its in folders.items()
+    ]
+
+
+def print_repeated_below(folders: Iterable[Path]) -> None:
+    """Print the intervals of runs with replications in these folders."""
+    for folder in folders:
+        if (folder / REPEATED).is_file():
+            known = bundle.read_values(folder / REPEATED)["folders"]
+            _print_repeated(read_repeated(folder, known))
+
+
+def print_comparison(comparison: Comparison | None, values: Callable[[], dict[str, Any]]) -> None:
+    """Print a comparison of two results, or where there is none its values as JSON."""
+    from experiments.tables import show
+
+    if comparison is None:
+        _print_json(values())
+    else:
+        show(comparison, _console())
+
+
+def _print_repeated(variants: Sequence[Repeated]) -> None:
+    from experiments.tables import show
+    from experiments.uncertainty_table import differences_table, intervals_table
+
+    if not variants:
+        return
+    show(intervals_table(variants), _console())
+    if (differences := differences_table(variants)) is not None:
+        show(differences, _console())
 
 
 def _print_answers(answers: Iterable[str]) -> None:
@@ -300,6 +386,19 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str] | None:
             raise ConfigError(f"{option} {text}: expected ours=theirs, such as prompt_tokens=input")
         found[ours.strip()] = theirs.strip()
     return found or None
+
+
+def print_found(found: Found, out: Path, *, as_json: bool) -> None:
+    """Print what a search of the capacity found, and keep it beside the points."""
+    from experiments.tables import show
+
+    bundle.write_values(out / "capacity.json", found.values)
+    if as_json:
+        _print_json(found.values)
+        return
+    show(found.table, _console())
+    _print(found.cost)
+    _print(f"results: {out}")
 
 
 # --- names and metrics

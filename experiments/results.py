@@ -13,6 +13,7 @@ from experiments.bundle import Bundle
 from experiments.check_answer import check_answer
 from experiments.config import Plan
 from experiments.names import unknown
+from experiments.replications import replicate
 from experiments.variant import fingerprints, run_variant
 from sim.errors import ConfigError
 from sim.records import CAUSES, STATES
@@ -21,6 +22,8 @@ from sim.request import NEVER
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+
+    from experiments.uncertainty import Repeated
 
 
 class Results:
@@ -31,11 +34,18 @@ class Results:
     Attributes:
         bundles: One per variant.
         answer: What they say in one sentence, where the config asks for it.
+        repeated: Each variant with all its runs, where the config asks for replications.
     """
 
-    def __init__(self, bundles: Sequence[Bundle], answer: str = "") -> None:
+    def __init__(
+        self,
+        bundles: Sequence[Bundle],
+        answer: str = "",
+        repeated: Sequence[Repeated] = (),
+    ) -> None:
         self.bundles = list(bundles)
         self.answer = answer
+        self.repeated = list(repeated)
 
     def __len__(self) -> int:
         return len(self.bundles)
@@ -75,6 +85,15 @@ class Results:
         import pandas as pd
 
         return pd.DataFrame([_flat(each) for each in self.bundles]).set_index("variant")
+
+    def uncertainty(self) -> dict[str, Any]:
+        """Of each variant every number with its 95 % interval, and how it differs from the first.
+
+        As in ``replications.json``; empty without replications.
+        """
+        from experiments.uncertainty_table import as_json
+
+        return as_json(self.repeated) if self.repeated else {}
 
     def series(self, label: str) -> pd.DataFrame:
         """Waiting, running and KV blocks in use of each replica over time."""
@@ -145,13 +164,22 @@ def run_plan(plan: Plan) -> Results:
         PhasewiseError: One line; the first variant that fails ends the run.
     """
     check_answer(plan)
-    prints = fingerprints(plan.variants, plan.folder)
-    bundles = [
-        run_variant(each, plan.folder, prints=its)
-        for each, its in zip(plan.variants, prints, strict=True)
-    ]
+    runs = [[replicate(each, k) for k in range(each.replications)] for each in plan.variants]
+    prints = fingerprints([each for its in runs for each in its], plan.folder)
+    known = iter(prints)
+    made = [[run_variant(each, plan.folder, prints=next(known)) for each in its] for its in runs]
+    bundles = [its[0] for its in made]
     summaries = {each.label: each.summary for each in bundles}
-    return Results(bundles, "" if plan.answer is None else plan.answer.said(summaries))
+    answer = "" if plan.answer is None else plan.answer.said(summaries)
+    return Results(bundles, answer, _repeated(made))
+
+
+def _repeated(made: Sequence[Sequence[Bundle]]) -> list[Repeated]:
+    if all(len(its) == 1 for its in made):
+        return []
+    from experiments.uncertainty import Repeated
+
+    return [Repeated.of(its[0].label, its) for its in made]
 
 
 def read(folder: str | Path) -> Results:

@@ -12,9 +12,13 @@ from typing import Literal
 from experiments import bundle
 from experiments.config import Plan, folders_of
 from experiments.explain import in_file
+from experiments.replications import replicate
 from experiments.schema import Experiment
 from experiments.variant import Fingerprint, Progress, fingerprints, run_variant
 from sim.errors import BeyondTablesError, ConfigError, PhasewiseError, TraceError
+
+REPLICATIONS = "replications"
+"""Folder of the runs of variants after their first."""
 
 State = Literal["waiting", "running", "finished", "reused", "failed", "stopped"]
 
@@ -76,16 +80,58 @@ def jobs_of(plan: Plan, out: Path) -> list[Job]:
 
     Results that cannot be read are made again: `Job.damage` says why.
     """
-    jobs = []
-    prints = fingerprints(plan.variants, plan.folder)
     names = folders_of([experiment.label for experiment in plan.variants])
-    for position, (experiment, its) in enumerate(zip(plan.variants, prints, strict=True)):
-        job = Job(experiment, position, out / names[position], its, plan.source)
-        job.damage = _damage(job)
-        if not job.damage and _valid(job):
-            job.state = "reused"
+    runs = [replicate(experiment, 0) for experiment in plan.variants]
+    return _jobs(plan, runs, [out / name for name in names])
+
+
+def replications_of(plan: Plan, out: Path) -> list[Job]:
+    """One job for each further replication of each variant, in ``replications`` below `out`.
+
+    Raises:
+        ConfigError: A variant has the name of that folder.
+    """
+    names = folders_of([experiment.label for experiment in plan.variants])
+    further = [
+        (replicate(experiment, k), out / REPLICATIONS / name / f"run-{k}")
+        for experiment, name in zip(plan.variants, names, strict=True)
+        for k in range(1, experiment.replications)
+    ]
+    if further and REPLICATIONS in names:
+        label = plan.variants[names.index(REPLICATIONS)].label
+        raise ConfigError(
+            f"{plan.source}: variant {label}: the folder of this name is for further replications; "
+            "give it another label"
+        )
+    return _jobs(plan, [run for run, _ in further], [at for _, at in further], len(names))
+
+
+def _jobs(
+    plan: Plan, runs: Sequence[Experiment], folders: Sequence[Path], first: int = 0
+) -> list[Job]:
+    prints = fingerprints(runs, plan.folder)
+    jobs = []
+    for position, (experiment, folder) in enumerate(zip(runs, folders, strict=True)):
+        job = job_in(folder, experiment, prints[position], plan.source)
+        job.position = first + position
         jobs.append(job)
     return jobs
+
+
+def job_in(folder: Path, experiment: Experiment, prints: Fingerprint, source: str) -> Job:
+    """A job whose results go to a folder; `reused` if they are there and still valid.
+
+    Args:
+        folder: Of the bundle.
+        experiment: What to run.
+        prints: Hashes of all that its results depend on.
+        source: The config, for messages.
+    """
+    job = Job(experiment, 0, folder, prints, source)
+    job.damage = _damage(job)
+    if not job.damage and _valid(job):
+        job.state = "reused"
+    return job
 
 
 def _damage(job: Job) -> str:

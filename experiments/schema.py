@@ -312,6 +312,10 @@ class Autoscale(Strict):
     """Replicas that drain are taken back before others are started (Kubernetes does not)."""
 
 
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, int) else value
+
+
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
@@ -342,6 +346,9 @@ class Pool(Strict):
     order: Named = {"name": "fcfs"}
     """Order of the waiting queue: a name, or name and options (``phasewise list orders``)."""
     kv: KV = KV()
+    nodes: Annotated[list[Natural] | None, Field(min_length=1), BeforeValidator(_listed)] = None
+    """Numbers of the nodes of a `topology` on which the replicas may lie, in order of preference,
+    such as 0 or [2, 3]. Default: all, by number."""
     nic_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
     """Of a replica's network, each direction, for transfers with ``sharing: max-min``. Default: the
     transfer's `bandwidth_bytes_per_s`."""
@@ -365,14 +372,73 @@ class Pool(Strict):
         return values if self.max_model_len is not None else {**values, "max_model_len": "none"}
 
 
+class Wire(Strict):
+    """One direction of a kind of link in a topology."""
+
+    bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bandwidth. Default: that of the sheet; of NVLink and PCIe, that of the device's sheet."""
+    latency_s: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Before the first byte. Default: that of the sheet, or 0."""
+    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the bandwidth that transfers get. Default: that of the sheet, or 1."""
+
+
+def _no_wire(value: object) -> object:
+    if value != "none" and not isinstance(value, dict | Wire):
+        raise ValueError(f"{value}: expected none, or a mapping such as {{efficiency: 0.8}}")
+    return value
+
+
+class NodeKind(Strict):
+    """Nodes of one kind: a sheet, and what differs from it."""
+
+    sheet: str | None = None
+    """Nodes as they are sold or were measured (``phasewise list topologies``)."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)] | None = None
+    """GPUs in a node. Default: that of the sheet."""
+    nics_per_node: Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)] | None = None
+    """NICs for transfers, each of which serves equally many GPUs. Default: that of the sheet."""
+    nic: Wire = Wire()
+    """One NIC, such as {bytes_per_s: 5.0e+10}."""
+
+
+class NodeGroup(NodeKind):
+    """More nodes, of another kind."""
+
+    nodes: Count
+    """How many."""
+
+
+class Topology(NodeKind):
+    """Nodes with GPUs, and the links that KV transfers share (`sim.topology`)."""
+
+    nodes: Count | None = None
+    """How many. Default: as many as the replicas need."""
+    nvlink: Annotated[Wire | Literal["none"], BeforeValidator(_no_wire)] = Wire()
+    """The port of a GPU to a switch in its node, where its device has NVLink; ``none``: neighbours
+    are reached over PCIe."""
+    pcie: Annotated[Wire | Literal["none"], BeforeValidator(_no_wire)] = Wire()
+    """The port of a GPU to its NIC, and to its neighbours without NVLink; ``none``: it is no
+    bottleneck."""
+    nodes_per_leaf: Count | None = None
+    """Nodes on one leaf switch. Default: all nodes on a switch without bottleneck."""
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    """Bandwidth of the NICs of a leaf over that of its uplink."""
+    leaf_latency_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Added where a transfer leaves its leaf."""
+    more_nodes: list[NodeGroup] = []
+    """Nodes of other kinds, numbered after the first ones, whose number has to be given then."""
+
+
 class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
-    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
     """Bytes per second of one transfer; with ``sharing: max-min`` that of each direction of a
-    replica's NIC that has no `nic_bytes_per_s`."""
+    replica's NIC that has no `nic_bytes_per_s`. Required, but with a `topology`, whose links say
+    it."""
     latency_s: NotNegative = 0.0
-    """Paid once per transfer."""
+    """Paid once per transfer, before that of the links of a `topology`."""
     start: Literal["pull", "push"] = "pull"
     """``pull``: the decode side reserves once the prefill is over, and so holds back the prefill
     side when it is full. ``push``: the decode replica is chosen on arrival, and a prefill starts
@@ -386,7 +452,8 @@ class Transfer(Strict):
     by layer (Splitwise)."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
-    those under way share what their source sends and their target receives, max-min fairly."""
+    those under way share what their source sends and their target receives, max-min fairly; with a
+    `topology` the links of their paths, and it is the only choice and the default."""
     blocks_decode: bool = False
     """A decode replica starts no step while KV is on its way to it, one request's at a time
     (DistServe)."""
@@ -555,6 +622,10 @@ class Common(Strict):
     events: list[Change] = []
     """Changes of the cluster, such as [{at_s: 60, what: fail, replica: 1}]. Those of one instant
     happen in the order of the list."""
+    topology: Topology | None = None
+    """Nodes, NICs and switches that KV transfers share: the name of a sheet (``phasewise list
+    topologies``), or a mapping such as {sheet: dgx-h100, nodes: 4}. Default: none, and `transfer`
+    says its bandwidth."""
     on_failure: Literal["reroute", "fail"] = "reroute"
     """Requests of a replica that fails go to another one and prefill what they have, or fail."""
     predictor: Named | None = None
@@ -566,6 +637,10 @@ class Common(Strict):
     """Money and energy, such as {sheet: runpod}. Default: neither is computed."""
     seed: Seed = 0
     """Every random draw derives from it, by the name of what is drawn."""
+    replications: Annotated[int, Field(ge=1, le=1000), BeforeValidator(_whole)] = 1
+    """Runs of each variant, which differ in their seed alone; run k has the same seed in every
+    variant. From 3 on there are confidence intervals, and differences between variants are tested.
+    """
     warm_up_s: NotNegative = 0.0
     """Requests that arrive in the first seconds are simulated but not measured."""
     drain_s: NotNegative = 0.0

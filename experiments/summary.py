@@ -66,7 +66,8 @@ def summarize(
 
     Args:
         requests: All requests that arrived, with the columns `request_class`, `tenant` and
-            `session` where the trace has them, and `saved_prefill_s` where that is known.
+            `session` where the trace has them, `saved_prefill_s` where that is known, and
+            `transfer_s` and `decode_wait_s` where KV was moved.
         itl: Counted gaps of the measured requests of each class (see `sim.slo.class_groups`).
         series: Columns `sim.records.SERIES_COLUMNS` on a time grid; empty where not recorded.
         replicas: In the order of the indices in the columns.
@@ -215,6 +216,7 @@ def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, A
     met = int(slo.met(requests).sum()) if slo.has_targets else math.nan
     return {
         **{key: metrics.distribution(f(requests)) for key, f in metrics.PER_REQUEST.items()},
+        **_of_moves(requests),
         "itl": metrics.gap_distribution(gaps),
         "throughput_out": out,
         "throughput_in": into,
@@ -229,6 +231,14 @@ def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, A
         "cached_tokens": int(requests["cached_tokens"].sum()),
         **(_of_hits(requests) if run.cached else {}),
         **_fairness(requests),
+    }
+
+
+def _of_moves(requests: Requests) -> dict[str, Any]:
+    return {
+        name: metrics.distribution(requests[f"{name}_s"])
+        for name in ("decode_wait", "transfer")
+        if f"{name}_s" in requests
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import changes, cluster, conditional, hashes, pipeline
+from experiments import changes, cluster, conditional, hashes, pipeline, topology
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.notes import thrashing
@@ -27,7 +27,7 @@ from experiments.version import __version__
 from experiments.workload import Workload, build_workload
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.event_loop import simulate
-from sim.metrics import Gaps, Ints, run_span_ns
+from sim.metrics import Gaps, Ints, run_span_ns, transfer_times_s
 from sim.records import FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups, tenant_groups
@@ -155,6 +155,7 @@ def run_variant(
     notes += _of_sessions(workload, bundle.summary)
     notes += _of_preemptions(result)
     notes += changes.report(result, bundle.summary)
+    notes += topology.report(result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
@@ -284,7 +285,7 @@ def _bundle(
     models = [spec.step_time for spec in built.cluster.entry.replicas]
     saved = saved_prefill_each_s(requests, models)
     summary = summarize(
-        {**requests, "saved_prefill_s": saved},
+        {**requests, "saved_prefill_s": saved, **transfer_times_s(requests, result.transfers)},
         itl=gaps,
         reuse=_reuse(workload.trace, result) if has_cache(result.replicas) else None,
         tenant_itl=_gaps(result, groups, tenants) if len(tenants) > 1 else None,

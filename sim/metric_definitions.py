@@ -100,6 +100,21 @@ METRICS: dict[str, Metric] = {
             spread=True,
         ),
         Metric(
+            "decode_wait",
+            "Decode-side wait",
+            "s",
+            "End of the prefill to the instant at which the KV of the request is on its decode "
+            "replica: waiting for room there, and the transfer. Absent without transfers.",
+            spread=True,
+        ),
+        Metric(
+            "transfer",
+            "KV transfer",
+            "s",
+            "Start to end of the last transfer of a request's KV. Absent without transfers.",
+            spread=True,
+        ),
+        Metric(
             "e2e",
             "E2E",
             "s",

@@ -100,6 +100,30 @@ PER_REQUEST = {
 """Metrics with one value per request: key -> function of the requests."""
 
 
+def transfer_times_s(requests: Requests, transfers: Requests) -> dict[str, Floats]:
+    """Length of each request's last transfer, and from the end of its prefill to that one's end.
+
+    Args:
+        requests: Columns ``index`` and ``prefill_end_ns``.
+        transfers: Columns ``request``, ``start_ns`` and ``end_ns``, in order of end.
+
+    Returns:
+        Columns `transfer_s` and `decode_wait_s`, shape (n,), NaN where none ended; none at all
+        where no request had a transfer.
+    """
+    if not len(transfers.get("request", ())):
+        return {}
+    index = requests["index"]
+    start_ns, end_ns = np.full((2, len(index)), -1, np.int64)
+    row = np.searchsorted(index, transfers["request"])
+    start_ns[row], end_ns[row] = transfers["start_ns"], transfers["end_ns"]
+    ended = end_ns >= 0
+    waits = (("transfer_s", start_ns), ("decode_wait_s", requests["prefill_end_ns"]))
+    return {
+        name: np.where(ended, (end_ns - since_ns) / NS_PER_S, np.nan) for name, since_ns in waits
+    }
+
+
 # Percentiles
 
 

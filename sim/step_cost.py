@@ -66,14 +66,16 @@ class StepCost:
         """FLOPs and bytes of memory traffic of one iteration, per GPU."""
         rows = work.prefill_tokens + work.decode_rows
         history = sum(before for _, before in work.chunks)
-        flops = self._row * rows + self._attention_flops(work, history)
+        flops = self._row * rows + self.attention_flops(work)
         flops += self._head * work.sampled_rows
         kv = self._kv * (history + work.context_tokens + rows) / self._groups
         return flops, self.weights_read(rows, work.sampled_rows) + kv
 
-    def _attention_flops(self, work: StepWork, history: int) -> float:
+    def attention_flops(self, work: StepWork) -> float:
+        """Of these FLOPs, those of attention itself: scores, values, and projections of latents."""
         if not self.model.latent:
             return self._pair * (work.prefill_pairs_x2 / 2 + work.context_tokens)
+        history = sum(before for _, before in work.chunks)
         decodes = self._decode_pair * work.context_tokens
         return self._pair * work.prefill_pairs_x2 / 2 + self._history * history + decodes
 

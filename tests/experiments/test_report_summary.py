@@ -112,7 +112,8 @@ def test_the_summary_names_every_metric_that_the_run_can_have():
     people = np.array(["a", "b", "b", "a"], object)
     places = {"replica": np.array([0, -1, 1, 1]), "decode_replica": np.full(4, -1)}
     swaps = np.array([1, 0, 0, 2])
-    table = requests(tenant=people, session=people, swap_outs=swaps, **places)
+    moved = {"transfer_s": np.ones(4), "decode_wait_s": np.array([2, 3, np.nan, 4])}
+    table = requests(tenant=people, session=people, swap_outs=swaps, **places, **moved)
     told = {"distance_tokens": {"n": 1}, "block_tokens": 16, "capacity_tokens": [], "hit_rate": []}
     rates = Rates({"main": PoolRates("gpu", 2.0, Power(1, 3, 2))}, TokenPrices(1, 2))
     full = summary(table, replicas=[Tiered(), Second()], reuse=told, rates=rates)

@@ -1,0 +1,85 @@
+"""Two results beside each other, of the same requests or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from experiments.cli import app
+
+CONFIG: dict[str, Any] = {
+    "workload": {
+        "preset": "azure-conv-2023",
+        "requests": 3000,
+        "max_tokens": 1024,
+        "arrivals": {"rate_per_s": 3},
+    },
+    "model": "llama-3.1-8b",
+    "max_model_len": 16384,
+    "step_time": {"model": "linear", "base_s": 0.005, "prefill_token_s": 3e-5},
+    "record": {"steps": False},
+    "compare": [
+        {"label": "whole", "policy": "orca"},
+        {"label": "chunks", "policy": {"name": "sarathi", "budget_tokens": 128}},
+    ],
+}
+
+
+def phasewise(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare")
+    (folder / "two.yaml").write_text(yaml.safe_dump(CONFIG))
+    for name, settings in {"a": (), "b": ("--set", "seed=9")}.items():
+        options = ("--out", str(folder / name), "--jobs", "1", "--figures", "none", *settings)
+        done = phasewise("run", str(folder / "two.yaml"), *options)
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+def test_one_run_of_each_is_compared_request_by_request(folder: Path) -> None:
+    result = phasewise("compare", str(folder / "a" / "whole"), str(folder / "a" / "chunks"))
+
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "Config: pools.colocated.policy.name: orca -> sarathi" in text
+    assert "Config: pools.colocated.policy.budget_tokens: not given -> 128" in text
+    assert "Runs: 1 and 1." in text
+    assert "slower by" in text
+    assert "whole: one run; intervals are over 10 parts of it." in text
+
+
+def test_the_same_run_does_not_differ_from_itself(folder: Path) -> None:
+    same = str(folder / "a" / "whole")
+
+    told = json.loads(phasewise("compare", same, same, "--json").stdout)
+
+    assert told["config"] == []
+    against = told["variants"]["whole (2)"]["against"]["whole"]
+    assert against["ttft_s.mean"] == {
+        "separable": False, "difference": 0.0, "low": 0.0, "high": 0.0, "confidence": 0.95,
+        "method": "t over 10 groups",
+    }  # fmt: skip
+
+
+def test_other_requests_are_not_compared_one_by_one(folder: Path) -> None:
+    result = phasewise("compare", str(folder / "a" / "whole"), str(folder / "b" / "chunks"))
+
+    text = " ".join(result.stdout.split())
+    assert "Config: seed: 0 -> 9" in text
+    assert "No test: they served other requests, or at other times." in text
+
+
+def test_a_folder_of_several_variants_is_refused(folder: Path) -> None:
+    result = phasewise("compare", str(folder / "a"), str(folder / "b"))
+
+    assert result.exit_code == 2
+    assert "expected one variant; give the folder of one, such as" in result.stderr

@@ -1,0 +1,160 @@
+"""Replications: paired seeds, intervals, differences between variants, and what they cannot say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+import phasewise as api
+from experiments import bundle
+from experiments.cli import app
+from experiments.config import load
+from experiments.replications import replicate, seed_of
+from sim.errors import ConfigError
+
+CONFIG: dict[str, Any] = {
+    "workload": {
+        "preset": "azure-conv-2023",
+        "requests": 400,
+        "max_tokens": 1024,
+        "arrivals": {"rate_per_s": 6},
+    },
+    "model": "llama-3.1-8b",
+    "max_model_len": 16384,
+    "step_time": {"model": "linear", "base_s": 0.005, "prefill_token_s": 3e-5},
+    "slo": {"ttft_s": 0.5},
+    "replications": 4,
+    "compare": [
+        {"label": "sarathi", "policy": {"name": "sarathi", "budget_tokens": 256}},
+        {"label": "orca", "policy": "orca"},
+        {"label": "sarathi again", "policy": {"name": "sarathi", "budget_tokens": 256}},
+    ],
+}
+
+
+def phasewise(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replications")
+    (folder / "three.yaml").write_text(yaml.safe_dump(CONFIG))
+    options = ("--out", str(folder / "out"), "--jobs", "1", "--figures", "none")
+    done = phasewise("run", str(folder / "three.yaml"), *options)
+    assert done.exit_code == 0, done.output
+    (folder / "stdout.txt").write_text(done.stdout)
+    return folder
+
+
+def test_seeds_are_those_of_the_config_and_far_from_each_other() -> None:
+    assert seed_of(7, 0) == 7
+    seeds = {seed_of(seed, k) for seed in range(20) for k in range(20)}
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_replication_is_a_run_of_its_own() -> None:
+    variant = load(CONFIG).variants[0]
+
+    again = replicate(variant, 2)
+
+    assert (variant.replications, again.replications) == (4, 1)
+    assert again.model_copy(update={"seed": variant.seed, "replications": 4}) == variant
+
+
+def test_runs_of_one_number_serve_the_same_requests_in_every_variant(folder: Path) -> None:
+    out = folder / "out"
+    arrivals = {
+        name: [
+            bundle.read(at).requests["arrival_ns"]
+            for at in (out / name, *(out / "replications" / name / f"run-{k}" for k in (1, 2, 3)))
+        ]
+        for name in ("sarathi", "orca")
+    }
+
+    for one, other in zip(*arrivals.values(), strict=True):
+        assert (one == other).all()
+    assert len({int(each[-1]) for each in arrivals["orca"]}) == 4
+
+
+def test_the_tables_give_intervals_and_differences(folder: Path) -> None:
+    text = (folder / "stdout.txt").read_text()
+
+    assert "95 % intervals" in text
+    assert "Runs: sarathi 4, orca 4, sarathi again 4." in text
+    assert "faster by" in text
+    again = phasewise("table", str(folder / "out"))
+    assert "Differences of runs with the same seeds" in again.stdout
+
+
+def test_what_is_the_same_is_not_separable_and_what_is_not_is(folder: Path) -> None:
+    told = bundle.read_values(folder / "out" / "replications.json")["variants"]
+
+    same = told["sarathi again"]["against"]["sarathi"]
+    assert not any(each["separable"] for each in same.values())
+    gaps = told["orca"]["against"]["sarathi"]["itl_s.p99"]
+    assert gaps["separable"]
+    assert gaps["low"] > 0  # whole prompts stretch the gaps
+    mean = told["orca"]["metrics"]["tpot_s.mean"]
+    assert mean["low"] < mean["estimate"] < mean["high"]
+    # 1,600 requests do not tell a P99, and the file says how many would.
+    assert "needs" in told["orca"]["metrics"]["ttft_s.p99"]["no_interval"]
+
+
+def test_json_has_them_beside_the_summary(folder: Path) -> None:
+    options = ("--out", str(folder / "out"), "--jobs", "1", "--figures", "none", "--json")
+
+    result = phasewise("run", str(folder / "three.yaml"), *options)
+
+    told = json.loads(result.stdout)
+    assert list(told) == ["sarathi", "orca", "sarathi again"]
+    assert told["orca"]["replications"]["runs"] == 4
+    assert len(set(told["orca"]["replications"]["seeds"])) == 4
+    assert result.stderr.count("unchanged, kept from an earlier run") == 12
+
+
+def test_python_has_the_same_numbers(folder: Path) -> None:
+    results = api.run(CONFIG)
+
+    told = bundle.read_values(folder / "out" / "replications.json")["variants"]
+    found = results.uncertainty()
+    assert found["orca"]["metrics"]["e2e_s.mean"] == told["orca"]["metrics"]["e2e_s.mean"]
+    assert len(results) == 3
+    assert api.run(CONFIG, replications=1).uncertainty() == {}
+
+
+def test_recorded_arrivals_have_parts_of_one_run_instead(tmp_path: Path) -> None:
+    rows = "".join(f"{0.3 * at:.1f},{100 + at % 37},{5 + at % 7}\n" for at in range(6000))
+    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    config = {**CONFIG, "workload": {"trace": str(tmp_path / "trace.csv")}, "replications": 3}
+
+    told = api.run(config).uncertainty()["orca"]
+
+    assert (told["runs"], told["drawn"]) == (1, False)
+    assert told["metrics"]["e2e_s.mean"]["method"] == "t over 10 groups"
+    assert "no_interval" in told["metrics"]["mfu"]
+    # One run of each, of the same requests: those are paired instead of runs.
+    assert not told["against"]["sarathi"]["e2e_s.p50"]["separable"]
+    assert "throughput_out_per_gpu_tokens_per_s" not in told["against"]["sarathi"]
+
+
+def test_a_variant_named_as_their_folder_is_refused() -> None:
+    config = {**CONFIG, "compare": [{"label": "Replications", "policy": "orca"}]}
+
+    from experiments.run import replications_of
+
+    with pytest.raises(ConfigError, match="variant Replications: the folder of this name is for"):
+        replications_of(load(config), Path("out"))
+
+
+def test_replications_belong_to_the_whole_file() -> None:
+    compare = [{"label": "a", "policy": "orca", "replications": 2}]
+
+    with pytest.raises(ConfigError, match="belongs to the whole file, not to a variant"):
+        load({**CONFIG, "compare": compare})
