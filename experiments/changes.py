@@ -1,100 +1,111 @@
-"""Changes of the cluster in a config: which can happen, what `simulate` is given, what came of it.
+"""Changes of the cluster in a config: what `simulate` is given, and what came of it.
 
-Whether a replica can change so is told before the run: by the list alone, in order of time. A drain
-ends in the run, so that a ``fail`` after it is accepted, and changes nothing if it comes too late.
+`experiments.check_changes` says which of them can happen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from experiments.schema import Change, Experiment
+from experiments.schema import Change, Drawn, Experiment
+from experiments.startup import exact
 from sim.changes import Change as Made
-from sim.errors import ConfigError
+from sim.cluster import LiveCluster
+from sim.hazards import Failures, Stragglers
 from sim.metrics import NS_PER_S
 from sim.records import CHANGES, SimulationResult
+from sim.slow_down import Degrade, Mend, Node, NodeChange, Normal, Slow, for_a_while
 
-Where = Callable[..., str]
+Timed = tuple[int, Callable[[LiveCluster], None]]
+"""An instant, ns, and what happens then."""
 
-_AFTER = MappingProxyType(
-    {
-        "up": {"fail": "failed", "drain": "draining", "add": "up"},
-        "draining": {"fail": "gone", "add": "draining"},
-        "failed": {"restore": "up", "add": "failed"},
-        "gone": {"add": "gone"},
-    }
-)
-"""Condition of a replica, and what each change that is possible makes of it."""
+POOL_NAMES = ("replica", "prefill", "decode")
+"""Of pools in results; the first is the colocated one."""
 
 
-def events_of(experiment: Experiment) -> list[tuple[int, Made]]:
-    """What `sim.event_loop.simulate` takes, in order of time, ties in the order of the list."""
-    return [
-        (round(each.at_s * NS_PER_S), Made(each.what, each.replica, each.pool == "decode"))
-        for _, each in _in_order(experiment)
-    ]
+def events_of(experiment: Experiment) -> list[Timed]:
+    """What `sim.event_loop.simulate` takes, in order of time, ties in the order of the list.
 
-
-def _in_order(experiment: Experiment) -> Iterator[tuple[int, Change]]:
-    """(position in the list, change), in order of time."""
-    return iter(sorted(enumerate(experiment.events), key=lambda entry: entry[1].at_s))
-
-
-def _role(change: Change) -> str:
-    return change.pool or "colocated"
-
-
-def check(experiment: Experiment, where: Where) -> None:
-    """Refuse what cannot happen to the replicas that there are.
-
-    Raises:
-        ConfigError: One line with the entry of the list and what could happen instead.
+    What ends another change stands at its place in the list; what is drawn begins first.
     """
-    pools = experiment.pools
-    present = {"colocated": pools.colocated, "prefill": pools.prefill, "decode": pools.decode}
-    replicas = {role: ["up"] * pool.replicas for role, pool in present.items() if pool is not None}
-    for at, each in _in_order(experiment):
-        if _role(each) not in replicas:
-            advice = "leave it out" if each.pool else "say which: prefill or decode"
-            said = each.pool or "not given"
-            raise ConfigError(f"{where('events', at, 'pool')}: {said}: {advice}")
-        conditions = replicas[_role(each)]
-        if each.replica >= len(conditions):
-            raise ConfigError(
-                f"{where('events', at, 'replica')}: {each.replica}: there is no such replica then; "
-                f"choose from 0 to {len(conditions) - 1}"
-            )
-        before = conditions[each.replica]
-        if each.what not in _AFTER[before]:
-            raise ConfigError(
-                f"{where('events', at, 'what')}: {each.what}: replica {each.replica} is {before} "
-                f"at {each.at_s:g} s; choose one of {', '.join(sorted(_AFTER[before]))}"
-            )
-        conditions[each.replica] = _AFTER[before][each.what]
-        if each.what == "add":
-            conditions.append("up")
+    made: list[Timed] = [(0, each) for each in _drawn(experiment)]
+    nodes = nodes_of(experiment)
+    for each in experiment.events:
+        made += _made(each, nodes)
+    return sorted(made, key=lambda entry: entry[0])
+
+
+def _made(each: Change, nodes: Sequence[Node] | None) -> list[Timed]:
+    at_ns, where = round(each.at_s * NS_PER_S), (each.replica, each.pool == "decode")
+    until_ns = None if each.until_s is None else round(each.until_s * NS_PER_S)
+    if each.what == "slow" or each.what == "degrade":
+        assert each.factor is not None
+        kind: type[Slow | Degrade] = Slow if each.what == "slow" else Degrade
+        return for_a_while(at_ns, until_ns, kind(exact(each.factor), *where))
+    if each.what == "normal" or each.what == "mend":
+        return [(at_ns, (Normal if each.what == "normal" else Mend)(None, *where))]
+    if each.node is not None and (each.what == "fail" or each.what == "restore"):
+        node = each.node if nodes is None else nodes[each.node]
+        return [(at_ns, NodeChange(each.what, node))]
+    return [(at_ns, Made(each.what, *where))]
+
+
+def _drawn(experiment: Experiment) -> Iterator[Failures | Stragglers]:
+    fails, slow = experiment.failures, experiment.stragglers
+    if fails is not None:
+        yield Failures(
+            fails.mtbf_s * NS_PER_S,
+            fails.mttr_s * NS_PER_S,
+            shape=fails.shape,
+            nodes=(nodes_of(experiment) or ()) if fails.of == "node" else None,
+            **_common(experiment, fails),
+        )
+    if slow is not None:
+        yield Stragglers(
+            slow.mtbs_s * NS_PER_S,
+            slow.duration_s * NS_PER_S,
+            exact(slow.factor),
+            **_common(experiment, slow),
+        )
+
+
+def _common(experiment: Experiment, drawn: Drawn) -> dict[str, Any]:
+    until = drawn.until_s
+    return {
+        "seed": experiment.seed if drawn.seed is None else drawn.seed,
+        "pools": drawn.pools,
+        "until_ns": None if until is None else round(until * NS_PER_S),
+    }
+
+
+def nodes_of(experiment: Experiment) -> list[Node] | None:
+    """The nodes that are written down; None: those of the topology, by number."""
+    if experiment.node_replicas is None:
+        return None
+    return [[place_of(name) for name in names] for names in experiment.node_replicas]
+
+
+def place_of(name: str) -> tuple[bool, int]:
+    """A replica by its name in results: whether it is a decode replica, and its position."""
+    pool, _, index = name.rpartition("-")
+    return pool == "decode", int(index)
+
+
+def roles_of_added(experiment: Experiment) -> list[str]:
+    """Roles of the pools that get a replica, in the order in which they get it."""
+    in_order = sorted(experiment.events, key=lambda each: each.at_s)
+    return [each.pool or "colocated" for each in in_order if each.what == "add"]
 
 
 def report(result: SimulationResult, summary: dict[str, Any]) -> list[str]:
     """Add what happened to the cluster to the summary, and say it in a sentence."""
-    columns = result.changes
-    if not columns or not len(columns["time_ns"]):
+    changes = listed(result)
+    if not changes:
         return []
-    rows = zip(*(columns[name].tolist() for name in columns), strict=True)
-    changes = [
-        {
-            "at_s": when / NS_PER_S,
-            "replica": result.replicas[place].name,
-            "change": CHANGES[code],
-            "lost": lost,
-        }
-        for when, place, code, lost in rows
-    ]
     moved = int(result.requests["rerouted"].sum())
-    summary["changes"] = {"events": changes, "rerouted": moved}
     counts = {name: sum(x["change"] == name for x in changes) for name in CHANGES}
+    summary["changes"] = {"events": changes, "counts": counts, "rerouted": moved}
     told = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in counts.items() if n)
     lost = sum(int(x["lost"]) for x in changes)
     paid = " Each counts, and is paid for, while it is there." if counts["added"] else ""
@@ -102,3 +113,21 @@ def report(result: SimulationResult, summary: dict[str, Any]) -> list[str]:
         f"events: replicas {told}; requests were lost by a replica {lost:,} times and routed to "
         f"another {moved:,} times.{paid}"
     ]
+
+
+def listed(result: SimulationResult) -> list[dict[str, Any]]:
+    """What happened, in order: when, to which replica, and how many requests it lost."""
+    columns = result.changes
+    if not columns:
+        return []
+    rows = zip(*(columns[name].tolist() for name in columns), strict=True)
+    changes = []
+    for when, place, code, lost, millionths in rows:
+        entry = {
+            "at_s": when / NS_PER_S,
+            "replica": result.replicas[place].name,
+            "change": CHANGES[code],
+            "lost": lost,
+        }
+        changes.append(entry if millionths < 0 else {**entry, "factor": millionths / 1_000_000})
+    return changes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments import changes, cluster, scaling
+from experiments import check_changes, cluster, scaling
 from experiments.check_workload import check_workload
 from experiments.cluster import Where
 from experiments.cost import rates_of
@@ -28,7 +28,7 @@ def check(experiment: Experiment, where: Where, folder: Path) -> None:
         raise ConfigError(f"{where('decode_router')}: there is no decode pool; try router")
     cluster.build(experiment, folder, where)
     scaling.check(experiment, where)
-    changes.check(experiment, where)
+    check_changes.check(experiment, where)
     _check_transfers(experiment, where)
     _check_predictor(experiment, where)
     rates_of(experiment, where)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from experiments import (
     conditional,
     host_link,
+    migration,
     parts,
     pipeline,
+    prefix_fetch,
     scaling,
     schema,
     startup,
@@ -28,10 +30,10 @@ from experiments.without_effect import of_cluster
 from sim import admission, specs
 from sim.admission import Admission
 from sim.cluster import Cluster
+from sim.decode_load import DecodeLimit
 from sim.errors import ConfigError, PhasewiseError
 from sim.metrics import ReplicaFacts, shares_there
 from sim.model_part import ModelPart
-from sim.pipeline import PipelineReplica
 from sim.policy import Policy
 from sim.pool import PoolSpec
 from sim.replica_spec import ReplicaSpec
@@ -88,6 +90,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         ConfigError: Sizes that do not fit: no room for KV, a policy's limits, heads by GPUs.
     """
     check_nics(experiment, where)
+    pipeline.check_transfer(experiment, where)
     topology.check_keys(experiment, where)
     nodes = topology.of(experiment, where)
     model = load_model(experiment.model, folder, where("model"))
@@ -116,8 +119,9 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     predictor = None
     if experiment.predictor is not None:
         predictor = parts.predictor(experiment.predictor, where("predictor"), folder)
+    entry = built.get("colocated") or built["prefill"]
     cluster = Cluster(
-        entry=built.get("colocated") or built["prefill"],
+        entry=entry,
         decode=built.get("decode"),
         transfer=None if transfer is None else transfers.spec_of(transfer, model, where),
         predictor=predictor,
@@ -125,6 +129,8 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         on_failure=experiment.on_failure,
         topology=nodes,
         local_prefill=conditional.local_prefill(experiment, where),
+        prefix_fetch=prefix_fetch.spec_of(experiment, entry, where),
+        migration=migration.spec_of(experiment, entry, built.get("decode"), folder, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -222,6 +228,11 @@ def _pool(
     if role == "decode" and experiment.decode_router is not None:
         named, key = experiment.decode_router, "decode_router"
     router = parts.router(named, where(key), folder)
+    if role == "decode" and router.places_prefills:
+        raise ConfigError(
+            f"{where('decode_router')}: {named['name']}: chooses where to prefill, which says "
+            "nothing of decode replicas; try least-kv"
+        )
     snapshot_ns = round(experiment.router_snapshot_s * 1e9)
     if 0 < experiment.router_snapshot_s < SHORTEST_SNAPSHOT_S:
         raise ConfigError(
@@ -259,7 +270,7 @@ def _admission(experiment: Experiment, where: Where) -> Admission | None:
         said.max_waiting,
         said.max_waiting_per_replica,
         None if limit is None else _rate_limit(limit),
-        None if early is None else _early_rejection(early, where),
+        None if early is None else _early_rejection(early, experiment, where),
     )
     with _told_at(where("admission")):
         admission.check(made, round(experiment.router_snapshot_s * 1e9))
@@ -274,10 +285,14 @@ def _rate_limit(limit: schema.RateLimit) -> admission.RateLimit:
     return admission.RateLimit(bucket(limit), tenants, limit.charge)
 
 
-def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.EarlyRejection:
-    if early.max_ttft_s is None and not early.classes:
+def _early_rejection(
+    early: schema.EarlyRejection, experiment: Experiment, where: Where
+) -> admission.EarlyRejection:
+    load = early.decode_load
+    if early.max_ttft_s is None and not early.classes and load is None:
         raise ConfigError(
-            f"{where('admission', 'early_rejection')}: needs a limit: give max_ttft_s, or classes"
+            f"{where('admission', 'early_rejection')}: needs a limit: give max_ttft_s, classes or "
+            "decode_load"
         )
     general = early.max_ttft_s
     return admission.EarlyRejection(
@@ -285,7 +300,25 @@ def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.Ea
         {name: round(limit_s * 1e9) for name, limit_s in early.classes.items()},
         early.prefill_tokens_per_s,
         early.counts_cached,
+        None if load is None else _decode_load(load, experiment, where),
     )
+
+
+def _decode_load(load: schema.DecodeLoad, experiment: Experiment, where: Where) -> DecodeLimit:
+    place = where("admission", "early_rejection", "decode_load")
+    if experiment.pools.decode is None:
+        raise ConfigError(f"{place}: there is no decode pool; leave it out")
+    if load.predicted != (load.decode_s is not None):
+        what = "needs decode_s, the mean time that a request decodes, in seconds"
+        if not load.predicted:
+            what = "has no use for decode_s; set predicted: true, or leave it out"
+        raise ConfigError(f"{place}.predicted: {str(load.predicted).lower()}: {what}")
+    with _told_at(place):
+        return DecodeLimit(
+            None if load.max_tbt_s is None else round(load.max_tbt_s * 1e9),
+            load.max_kv_share,
+            None if load.decode_s is None else round(load.decode_s * 1e9),
+        )
 
 
 def _sharing_note(experiment: Experiment, nodes: Topology | None) -> str:
@@ -313,7 +346,8 @@ def _sharing_note(experiment: Experiment, nodes: Topology | None) -> str:
 def check_nics(experiment: Experiment, where: Where) -> None:
     """A NIC's own bandwidth counts only where transfers share links."""
     transfer = experiment.pools.transfer
-    if transfer is not None and transfer.sharing == "max-min" and experiment.topology is None:
+    links = transfer or experiment.migration
+    if links is not None and links.sharing == "max-min" and experiment.topology is None:
         return
     for role, pool in pools_of(experiment).items():
         if pool.nic_bytes_per_s is not None:
@@ -366,7 +400,7 @@ def _replica(
         ),
         nic_bytes_per_s=pool.nic_bytes_per_s,
         startup=startup.of_pool(pool, model, stages, where("pools", role, "restart")),
-        kind=PipelineReplica if len(stages) > 1 else None,
+        kind=pipeline.kind_of(pool, policy, where("pools", role)),
     )
     return spec, [
         f"KV cache: {origin}.",

@@ -7,7 +7,8 @@ that one on which a check fails can be shrunk and printed::
      "requests": [{"arrival_ns": 0, "prompt_tokens": 5, "output_tokens": 3, "max_tokens": 8}, ...],
          # and, if wanted, "priority", "deadline_ns" and "cancel_after_ns" of a request
      "replicas": [{"num_blocks": 12, "block_tokens": 4, "max_model_len": 64}, ...],
-     "decode_replicas": [...]}           # absent where every replica prefills and decodes
+     "decode_replicas": [...],           # absent where every replica prefills and decodes
+     "local_prefill": {"max_uncached_tokens": 9, "max_queue": 1}}   # of these, if wanted
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from sim.cluster import Cluster, Predictor
 from sim.errors import ConfigError, PhasewiseError, StuckError
 from sim.event_loop import simulate
+from sim.local_prefill import LocalPrefill
 from sim.policy import Policy, ReplicaState, ReplicaView, Router
 from sim.pool import PoolSpec
 from sim.queue import FirstCome, QueueOrder
@@ -139,6 +141,9 @@ def random_workload(seed: int) -> Workload:
     }
     if rng.random() < 0.3:
         workload["decode_replicas"] = _replicas(rng, longest)
+        if rng.random() < 0.5:
+            shortest = rng.choice((0, longest_prompt // 2))
+            workload["local_prefill"] = {"max_uncached_tokens": shortest, "max_queue": 1}
     return workload
 
 
@@ -285,7 +290,14 @@ def _cluster(subject: Subject, workload: Workload, watch: type[Policy] | None) -
         pool("decode", workload["decode_replicas"]),
         transfer,
         subject.predictor,
+        local_prefill=_local_prefill(subject, workload),
     )
+
+
+def _local_prefill(subject: Subject, workload: Workload) -> LocalPrefill | None:
+    """Which requests stay on the decode side, where the policy admits them there at all."""
+    told = workload.get("local_prefill")
+    return LocalPrefill(**told) if told and subject.make_policy().prefills_who_waits else None
 
 
 def _transfer(workload: Workload) -> TransferSpec:

@@ -94,6 +94,12 @@ def _autoscalers() -> list[Entry]:
     return _of_classes(AUTOSCALERS)
 
 
+def _migrators() -> list[Entry]:
+    from policies import MIGRATORS
+
+    return _of_classes(MIGRATORS)
+
+
 def _devices() -> list[Entry]:
     from sim import specs
 
@@ -213,6 +219,7 @@ KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(
         "orders": _orders,
         "predictors": _predictors,
         "autoscalers": _autoscalers,
+        "migrators": _migrators,
         "devices": _devices,
         "prices": _prices,
         "topologies": _topologies,

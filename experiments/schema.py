@@ -332,6 +332,9 @@ class Pool(Strict):
     stages before the last."""
     stage_link: StageLink = StageLink()
     """How activations move from stage to stage."""
+    chunked_pipeline: bool = False
+    """Several chunks of one prompt may be in the stages at once, one behind the other, so that a
+    long prompt alone is done sooner, by up to the number of stages (`sim.chunked_pipeline`)."""
     expert_parallel: Count = 1
     """Of those GPUs, how many hold experts of their own; the rest share each expert."""
     data_parallel_attention: Count = 1
@@ -430,6 +433,15 @@ class Topology(NodeKind):
     """Nodes of other kinds, numbered after the first ones, whose number has to be given then."""
 
 
+class Staging(Strict):
+    """Memory at each prefill replica that KV is copied to when its prefill has ended."""
+
+    bytes: Annotated[int, Field(ge=1, le=10**15), BeforeValidator(_whole)]
+    """Its size. KV for which there is no room stays on the GPU until there is, or it is pulled."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
+    """At which KV is copied there, one request's after the other, beside the steps."""
+
+
 class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
@@ -450,6 +462,20 @@ class Transfer(Strict):
     layerwise_above_tokens: Natural = 0
     """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
     by layer (Splitwise)."""
+    message_bytes: Count | None = None
+    """KV goes in messages of this size, such as that of one layer of one block; give
+    `per_message_s` with it. Default: messages cost nothing."""
+    per_message_s: NotNegative = 0.0
+    """Time between two messages of a transfer, at least, so that it is no faster than
+    `message_bytes` in that time."""
+    batch_wait_s: NotNegative | None = None
+    """Transfers of one source and target wait so long for company, go as one and pay one latency;
+    0: those of one instant. Default: each goes by itself."""
+    batch_bytes: Count | None = None
+    """A batch of so many bytes is sent without waiting any more."""
+    staging: Staging | None = None
+    """Memory at each prefill replica in which KV waits for its pull, off the GPU, such as
+    {bytes: 64e9, bandwidth_bytes_per_s: 25e9}."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly; with a
@@ -457,6 +483,10 @@ class Transfer(Strict):
     blocks_decode: bool = False
     """A decode replica starts no step while KV is on its way to it, one request's at a time
     (DistServe)."""
+    max_waiting_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """With `blocks_decode`: requests are fetched one after the other while those fetched, and not
+    running yet, have less than this share of the pool (DistServe: 0.05). Default: as many as have
+    room, each of which joins at once."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
     decode_first: bool = False
@@ -472,6 +502,20 @@ class LocalPrefill(Strict):
     """Those with at most so many prompt tokens that are not cached there."""
     max_queue: Count | None = None
     """All, while at least so many requests wait in the queues of the prefill pool."""
+
+
+class PrefixFetch(Strict):
+    """A global prefix cache: a replica fetches what another one of its pool has of a prompt's
+    prefix, and the request waits for that (`sim.prefix_fetch`)."""
+
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bytes per second of one fetch; where transfers share links, only what the router mooncake
+    reckons with. Default: the transfer's, which is needed where there is none."""
+    latency_s: NotNegative | None = None
+    """Paid once per fetch. Default: the transfer's, or 0."""
+    balancing_threshold: Ratio = 1.0
+    """What another replica has is fetched if it is more than so many times what the replica has
+    itself; 1: whenever it is more."""
 
 
 class TokenBucket(Strict):
@@ -492,6 +536,19 @@ class RateLimit(TokenBucket):
     """What a request costs: prompt and max_tokens, the prompt, or 1."""
 
 
+class DecodeLoad(Strict):
+    """Refuse on arrival what the decode pool has no capacity for (`sim.decode_load`)."""
+
+    max_tbt_s: Positive | None = None
+    """Longest step of the mean decode batch."""
+    max_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share of the decode pool's KV memory."""
+    predicted: bool = False
+    """Judge the load when the request's prefill will have ended, not as it is on arrival."""
+    decode_s: Positive | None = None
+    """How long a request decodes, on average, for ``predicted: true``, which needs it."""
+
+
 class EarlyRejection(Strict):
     """Refuse on arrival what would wait too long for its first token, as far as can be foreseen."""
 
@@ -503,6 +560,8 @@ class EarlyRejection(Strict):
     """Rate at which a replica prefills. Default: 2048 tokens in the step time of such a prompt."""
     counts_cached: bool = False
     """Tokens that the replica has cached need no time; with `router_snapshot_s` 0 only."""
+    decode_load: DecodeLoad | None = None
+    """With two pools, a limit of the decode pool's load, such as {max_tbt_s: 0.05}."""
 
 
 class Admission(Strict):
@@ -518,18 +577,86 @@ class Admission(Strict):
     """Refuse on a predicted TTFT, such as {max_ttft_s: 2}."""
 
 
+class Migration(Strict):
+    """Running requests move to other replicas of the pool that decodes (`sim.migration`)."""
+
+    migrator: Annotated[Named, BeforeValidator(_named)]
+    """Which move where: a name, or name and options (``phasewise list migrators``)."""
+    interval_s: Annotated[float, Field(ge=1e-4, le=MOST)] = 0.05
+    """Between two decisions (0.05: Llumnix's default)."""
+    mode: Literal["live", "stop", "recompute"] = "live"
+    """``live``: KV is copied in stages while the request goes on, which stops for the last one;
+    ``stop``: it stops for the whole copy; ``recompute``: the target prefills it again."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bytes per second of one copy between colocated replicas; with ``sharing: max-min`` that of
+    each direction of a replica's NIC that has no `nic_bytes_per_s`. With two pools, or with a
+    topology, leave it out: KV moves as that says."""
+    latency_s: NotNegative = 0.0
+    """Paid by each stage."""
+    sharing: Literal["none", "max-min"] = "none"
+    """Whether copies share NICs."""
+    last_stage_blocks: Count = 16
+    """With at most so many blocks left to copy a request stops (16: Llumnix's default)."""
+    max_stages: Count = 3
+    """A request whose last stage has not come by then stays (3: Llumnix's default)."""
+
+
 class Change(Strict):
-    """What happens to a replica at an instant (`sim.changes`)."""
+    """What happens to a replica, its NIC or a node at an instant (`sim.changes`,
+    `sim.slow_down`)."""
 
     at_s: NotNegative
     """When, seconds from the start."""
-    what: Literal["fail", "restore", "drain", "add"]
+    what: Literal["fail", "restore", "drain", "add", "slow", "normal", "degrade", "mend"]
     """``fail``: its step in flight and all KV are lost; ``restore``: one that failed is up again,
-    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more."""
+    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more.
+    ``slow``: iterations that start from then on take `factor` times as long; ``degrade``: its NIC
+    carries `factor` times its bandwidth; ``normal`` and ``mend`` end these."""
+    factor: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Of ``slow``, such as 1.5, and ``degrade``, such as 0.1; as the decimal number written."""
+    until_s: NotNegative | None = None
+    """When ``slow`` or ``degrade`` ends. Default: with ``normal`` or ``mend``, or never."""
+    node: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] | None = None
+    """Of ``fail`` and ``restore``, instead of a replica: all replicas of this node, from 0."""
     pool: Literal["prefill", "decode"] | None = None
     """Which of two pools; with one pool, leave it out."""
     replica: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 0
     """Position in its pool, from 0; for ``add``, of one that the new one is like."""
+
+
+class Drawn(Strict):
+    """What is drawn for each replica or node, as long as requests are there (`sim.hazards`)."""
+
+    pools: Annotated[list[Literal["prefill", "decode"]], Field(min_length=1)] | None = None
+    """Which of two pools it concerns. Default: both."""
+    until_s: NotNegative | None = None
+    """No spell begins later. Default: as long as a request is there or to come."""
+    seed: Seed | None = None
+    """Default: that of the experiment. Variants with one seed see the same spells."""
+
+
+class Failures(Drawn):
+    """Failures that are drawn; up-times and down-times are exponential."""
+
+    mtbf_s: Positive
+    """Mean time that a replica, or a node, is up."""
+    mttr_s: Positive
+    """Mean time until it is restored. What it then needs to load and warm up is `restart`."""
+    of: Literal["replica", "node"] = "replica"
+    """What fails: each replica by itself, or a node with all its replicas."""
+    shape: Annotated[float, Field(ge=0.1, le=20)] = 1.0
+    """Of a Weibull distribution of the up-times with the same mean; 1: exponential."""
+
+
+class Stragglers(Drawn):
+    """Replicas that are slow for a while, drawn; all times are exponential."""
+
+    mtbs_s: Positive
+    """Mean time between two such spells of a replica."""
+    duration_s: Positive
+    """Mean length of one."""
+    factor: Ratio
+    """How much longer iterations take, as the decimal number written."""
 
 
 class Pools(Strict):
@@ -617,11 +744,24 @@ class Common(Strict):
     router_snapshot_s: NotNegative = 0.0
     """Routers see the state that replicas had at the last multiple of this, beside what they know
     themselves: what they sent where, and what has ended. 0: the state as it is; else from 0.001."""
+    prefix_fetch: PrefixFetch | None = None
+    """Let replicas that requests arrive at fetch prefixes from each other's caches, such as
+    {bandwidth_bytes_per_s: 50e9}. Default: each has its own only."""
+    migration: Migration | None = None
+    """Let running requests move between replicas, such as {migrator: llumnix,
+    bandwidth_bytes_per_s: 25e9}. Default: none does."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []
     """Changes of the cluster, such as [{at_s: 60, what: fail, replica: 1}]. Those of one instant
     happen in the order of the list."""
+    failures: Failures | None = None
+    """Failures that are drawn, such as {mtbf_s: 3600, mttr_s: 120}."""
+    stragglers: Stragglers | None = None
+    """Slow replicas that are drawn, such as {mtbs_s: 600, duration_s: 60, factor: 1.5}."""
+    node_replicas: list[list[str]] | None = None
+    """The replicas of each node that can fail whole, by name, such as [[replica-0, replica-1],
+    [replica-2]]. Default: those on the nodes of the topology."""
     topology: Topology | None = None
     """Nodes, NICs and switches that KV transfers share: the name of a sheet (``phasewise list
     topologies``), or a mapping such as {sheet: dgx-h100, nodes: 4}. Default: none, and `transfer`

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import conditional
+from experiments import conditional, migration, prefix_fetch
 from experiments.names import canonical
 from sim.cluster import Cluster
 from sim.policy import Policy
@@ -34,6 +34,8 @@ def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_of_orders(experiment, pools),
         *_of_limits(experiment),
         *conditional.without_effect(experiment),
+        *prefix_fetch.without_effect(experiment, cluster.entry),
+        *migration.without_effect(experiment, cluster.decode or cluster.entry),
     ]
 
 
@@ -60,8 +62,9 @@ def _of_caches(experiment: Experiment, pools: list[PoolSpec]) -> list[str]:
     notes = []
     cached = [_may_cache(pool.replicas[0].policy) for pool in pools]
     if not any(cached) and any(pool.router.sees_contents for pool in pools):
+        name = "mooncake" if any(pool.router.places_prefills for pool in pools) else "kv-aware"
         notes.append(
-            "router kv-aware: no pool has a prefix cache, so that it goes by load alone; try "
+            f"router {name}: no pool has a prefix cache, so that it goes by load alone; try "
             "prefix_cache: true in policy."
         )
     early = experiment.admission.early_rejection

@@ -7,7 +7,10 @@ dataclass are its options in a config. Names are written with hyphens, options w
 from policies.affinity import ConsistentHash, SessionAffinity
 from policies.cache_routing import KVAware, LeastKV, PrefixAware
 from policies.class_placement import ClassAware
+from policies.conductor import Conductor
+from policies.distserve import DistServe
 from policies.fair_order import VirtualTokenCounters
+from policies.llumnix import Evacuation, Llumnix
 from policies.multi_level_order import MultiLevelQueue
 from policies.orca import Orca
 from policies.orders import Deadline, Priority, ShortestFirst, ShortestRemaining
@@ -28,6 +31,7 @@ POLICIES = {
     "vllm-v1": TokenBudget,
     "sarathi": Sarathi,
     "sglang": LongestPrefix,
+    "distserve": DistServe,
 }
 
 ROUTERS = {
@@ -42,6 +46,7 @@ ROUTERS = {
     "prefix-aware": PrefixAware,
     "kv-aware": KVAware,
     "class-aware": ClassAware,
+    "mooncake": Conductor,
 }
 
 ORDERS = {
@@ -60,5 +65,7 @@ AUTOSCALERS = {
     "slo-headroom": SLOHeadroom,
     "schedule": Schedule,
 }
+
+MIGRATORS = {"llumnix": Llumnix, "evacuation": Evacuation}
 
 PREDICTORS = {"oracle": Oracle, "noisy": Noisy, "bucket": Bucket}

@@ -40,6 +40,7 @@ class StaticBatching(Policy):
     return_at: Literal["token", "batch_end"] = "token"
 
     joins_loaded = False
+    prefills_who_waits = False
     _rows: list[Request] = field(default_factory=list, init=False, repr=False)
 
     @property

@@ -2,9 +2,10 @@
 
 Changes happen in phase (2c) of their instants, in the order in which they are given.
 
-- ``fail``: the step in flight is lost whole and logged as lost, up to now; the KV of the replica,
-  its cache and its host memory are gone. Re-routed in phase (3) are, in this order: those running,
-  loaded, those whose KV is kept for the decode side as their prefills ended, swapped out, waiting.
+- ``fail``: the step in flight (of a pipeline, the batches in all stages, oldest first) is lost
+  whole and logged as lost, up to now; the KV of the replica, its cache and its host memory are
+  gone. Re-routed in phase (3) are, in this order: those running, loaded, those whose KV is kept for
+  the decode side as their prefills ended, swapped out, waiting.
   (Rule 79 does not name swapped requests: they are the first of those that wait, as in rule 20.) Or
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).
@@ -30,7 +31,9 @@ know that a replica has lost its cache, as in the engines.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
     from sim.cluster import LiveCluster
     from sim.pool import Pool
+    from sim.slow_down import Degrade, Slow
 
 OnFailure = Literal["reroute", "fail"]
 """What becomes of the requests of a replica that fails."""
@@ -73,15 +77,25 @@ class Change:
         Raises:
             ConfigError: There is no such replica, or it is not in a condition to change so.
         """
-        pool = live.decode if self.decode else live.entry
-        if pool is None:
-            raise ConfigError(f"{self.what}: there is no decode pool")
-        if not 0 <= self.index < len(pool.replicas):
-            raise ConfigError(
-                f"{self.what} of replica {self.index} of pool {pool.spec.name}: there is no such "
-                f"replica; choose from 0 to {len(pool.replicas) - 1}"
-            )
-        getattr(live.changes, self.what)(pool, pool.replicas[self.index])
+        pool, replica = located(live, self.what, self.index, self.decode)
+        getattr(live.changes, self.what)(pool, replica)
+
+
+def located(live: LiveCluster, what: str, index: int, decode: bool) -> tuple[Pool, Replica]:
+    """The replica that is to change, and its pool.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    pool = live.decode if decode else live.entry
+    if pool is None:
+        raise ConfigError(f"{what}: there is no decode pool")
+    if not 0 <= index < len(pool.replicas):
+        raise ConfigError(
+            f"{what} of replica {index} of pool {pool.spec.name}: there is no such replica; choose "
+            f"from 0 to {len(pool.replicas) - 1}"
+        )
+    return pool, pool.replicas[index]
 
 
 class Changes:
@@ -92,6 +106,9 @@ class Changes:
         to_come: Changes whose instant is still to come.
         all_arrived: No arrival of the trace is still to come.
         at_router: Requests that wait for a replica, in order of coming.
+        on_join: Called with each replica that joins.
+        slow: What slows each straggler (`sim.slow_down`).
+        degraded: What slows the NIC of each replica that has such.
     """
 
     def __init__(self, live: LiveCluster) -> None:
@@ -100,19 +117,27 @@ class Changes:
         self.to_come = 0
         self.all_arrived = False
         self.at_router: list[Lifetime] = []
+        self.on_join: list[Callable[[Replica], None]] = []
+        self.slow: dict[Replica, Slow] = {}
+        self.degraded: dict[Replica, Degrade] = {}
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
         self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
     def expect(self, changes: int) -> None:
         """So many will be made."""
+        transfer = self._live.spec.transfer
+        if changes and transfer is not None and transfer.staging is not None:
+            raise ConfigError(
+                "transfer.staging: a cluster that changes is not modelled with it; leave it out"
+            )
         self.to_come += changes
         self.expected = self.expected or changes > 0
 
     @property
     def closed(self) -> bool:
-        """Whether requests wait for a replica and nothing more comes from outside."""
-        return bool(self.at_router or self._stranded) and self.all_arrived and not self.to_come
+        """Whether nothing more comes from outside, so that who is left stays so (78, 84)."""
+        return self.expected and self.all_arrived and not self.to_come
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
@@ -130,13 +155,16 @@ class Changes:
         if replica.condition == GONE:
             return
         if replica.condition == DOWN:
-            raise _refused("fail", pool, replica)
+            raise refused("fail", pool, replica)
+        if self._live.fetches is not None:
+            self._live.fetches.fail(replica)
         lost = self._lose_all(replica)
         if replica.condition == UP:
             pool.missing += 1
         self._stop_loading(replica)
+        self.slow.pop(replica, None)
         drained, replica.condition = replica.condition == DRAINING, DOWN
-        self._note("failed", replica, len(lost))
+        self.note("failed", replica, lost=len(lost))
         if drained:
             self._is_gone(replica)
         for life in lost:
@@ -146,10 +174,11 @@ class Changes:
 
     def _lose_all(self, replica: Replica) -> list[Lifetime]:
         """Whoever is on the replica, in the order of rule 79; what they have elsewhere is freed."""
-        between = self._live.between
+        between, moving = self._live.between, self._live.migrations
+        moved = [] if moving is None else moving.fail(replica)
         if between is None:
             begun, waiting = replica.fail()
-            return [*begun, *waiting]
+            return [*begun, *moved, *waiting]
         between.lose_target(replica)
         held, ended = replica.kept, [life for life in replica.lives.values() if life.ended]
         begun, waiting = replica.fail()
@@ -159,26 +188,26 @@ class Changes:
         kept = between.lose_source(held)
         for life in (*waiting, *ended):
             between.left_early(life)
-        return [*begun, *kept, *waiting]
+        return [*begun, *kept, *moved, *waiting]
 
     def restore(self, pool: Pool, replica: Replica) -> None:
         """A replica that failed is up again, and empty."""
         if replica.condition == GONE:
             return
         if replica.condition != DOWN:
-            raise _refused("restore", pool, replica)
-        self._note("restored", replica)
+            raise refused("restore", pool, replica)
+        self.note("restored", replica)
         self._start(pool, replica)
 
     def drain(self, pool: Pool, replica: Replica) -> None:
         """It takes no more requests; one that has not come up yet never does."""
         if replica.condition not in (UP, STARTING):
-            raise _refused("drain", pool, replica)
+            raise refused("drain", pool, replica)
         if replica.condition == UP:
             pool.missing += 1
         self._stop_loading(replica)
         replica.condition = DRAINING
-        self._note("draining", replica)
+        self.note("draining", replica)
         if replica.empty:
             self._is_gone(replica)
 
@@ -186,7 +215,7 @@ class Changes:
         """One more replica."""
         replica = self._live.add(pool, like)
         pool.missing += 1
-        self._note("added", replica)
+        self.note("added", replica)
         self._start(pool, replica)
 
     def _start(self, pool: Pool, replica: Replica, after_ns: int = 0) -> None:
@@ -207,7 +236,7 @@ class Changes:
     def _has_loaded(self, pool: Pool, replica: Replica, _: Event) -> None:
         self._live.stir()
         self._stop_loading(replica)
-        self._note("up", replica)
+        self.note("up", replica)
         self._is_up(pool, replica)
 
     def _stop_loading(self, replica: Replica) -> None:
@@ -225,13 +254,13 @@ class Changes:
         """One more replica, which begins to load its weights after some time."""
         replica = self._live.add(pool, pool.replicas[0], spec)
         pool.missing += 1
-        self._note("added", replica)
+        self.note("added", replica)
         self._start(pool, replica, after_ns)
 
     def call_off(self, replica: Replica) -> None:
         """A replica that is starting will not come up."""
         self._stop_loading(replica)
-        self._note("called_off", replica)
+        self.note("called_off", replica)
         self._is_gone(replica)
 
     def may_come_back(self, replica: Replica) -> bool:
@@ -240,7 +269,7 @@ class Changes:
 
     def take_back(self, pool: Pool, replica: Replica) -> None:
         """A draining replica takes requests again."""
-        self._note("taken_back", replica)
+        self.note("taken_back", replica)
         self._is_up(pool, replica)
 
     def emptied(self, replica: Replica) -> None:
@@ -255,12 +284,16 @@ class Changes:
     def _is_gone(self, replica: Replica) -> None:
         replica.condition = GONE
         replica.left_ns = now_ns(self._live.env)
-        self._note("gone", replica)
+        self.note("gone", replica)
         if self._live.network is not None:
             self._live.network.leave(replica)
 
-    def _note(self, change: str, replica: Replica, lost: int = 0) -> None:
-        row = (now_ns(self._live.env), replica.place, CHANGES.index(change), lost)
+    def note(
+        self, change: str, replica: Replica, factor: Fraction | None = None, *, lost: int = 0
+    ) -> None:
+        """Record what happens to a replica now."""
+        millionths = -1 if factor is None else round(factor * 1_000_000)
+        row = now_ns(self._live.env), replica.place, CHANGES.index(change), lost, millionths
         self._live.recorder.changes.extend(row)
 
     # --- who waits
@@ -317,7 +350,7 @@ class Changes:
         live.end(life, FAILED, reason, now_ns(live.env))
 
 
-def _refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
+def refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
     can = {
         UP: "fail or drain",
         STARTING: "fail or drain",

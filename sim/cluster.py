@@ -14,14 +14,19 @@ from simpy.events import Event
 from sim.admission import Admission, Gate
 from sim.admission import check as check_admission
 from sim.changes import Changes, OnFailure
+from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
+from sim.decode_load import DecodeLoad
 from sim.errors import ConfigError
 from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
 from sim.local_prefill import check as check_local_prefill
+from sim.migration import Migrations, MigrationSpec
 from sim.network import Network
-from sim.policy import ReplicaView
+from sim.policy import Prefix, ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
+from sim.prefix_fetch import FetchSpec, PrefixFetch
+from sim.prefix_fetch import check as check_fetch
 from sim.records import (
     CANCELLED,
     ENDED,
@@ -75,7 +80,10 @@ class Cluster:
         admission: Who is turned away at the entry, or None.
         on_failure: Whether requests of a replica that fails are routed again, or fail with it.
         local_prefill: Which requests decode replicas prefill by themselves; None: none.
+        prefix_fetch: How replicas of the entry pool fetch prefixes from each other's caches, or
+            None: each has its own only.
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
+        migration: Which running requests move to other replicas of the pool that decodes, or None.
     """
 
     entry: PoolSpec
@@ -86,10 +94,23 @@ class Cluster:
     on_failure: OnFailure = "reroute"
     local_prefill: LocalPrefill | None = None
     topology: Topology | None = None
+    migration: MigrationSpec | None = None
+    prefix_fetch: FetchSpec | None = None
 
     def __post_init__(self) -> None:
         if self.admission is not None:
             check_admission(self.admission, self.entry.snapshot_ns)
+            early = self.admission.early_rejection
+            if self.decode is None and early is not None and early.decode_load is not None:
+                raise ConfigError("early_rejection.decode_load: there is no decode pool")
+        if self.decode is not None and self.decode.router.places_prefills:
+            raise ConfigError(
+                f"decode_router: {type(self.decode.router).__name__} chooses where to prefill, "
+                "which says nothing of decode replicas; try least-kv"
+            )
+        _refuse_chunks_ahead(self.transfer, self.entry)
+        if self.prefix_fetch is not None:
+            check_fetch(self.entry.replicas)
         if (self.decode is None) != (self.transfer is None):
             raise ConfigError("a decode pool and its transfer go together: give both or neither")
         if self.local_prefill is not None:
@@ -100,8 +121,21 @@ class Cluster:
             _check_topology(self.transfer, self.entry, self.decode)
         elif self.transfer is not None and self.transfer.bandwidth_bytes_per_s is None:
             raise ConfigError("transfer: bandwidth_bytes_per_s: needed without a topology")
-        if self.topology is not None or self.transfer is None or not self.transfer.shares_links:
+        if self.migration is not None:
+            pool = self.decode or self.entry
+            self.migration.check(pool, self.transfer, has_network=self.topology is not None)
+        links = self.transfer or (self.migration and self.migration.link)
+        if self.topology is not None or not links or not links.shares_links:
             _refuse_nics(self.entry, self.decode)
+
+
+def _refuse_chunks_ahead(transfer: TransferSpec | None, entry: PoolSpec) -> None:
+    """What is under way in a chunked pipeline counts as computed, and would be sent too early."""
+    ahead = any(issubclass(r.kind or Replica, ChunkedPipelineReplica) for r in entry.replicas)
+    if ahead and transfer is not None and transfer.overlap == "chunked":
+        raise ConfigError(
+            "transfer.overlap: chunked: not modelled with chunked_pipeline; try overlap: layerwise"
+        )
 
 
 def _refuse_nics(*pools: PoolSpec | None) -> None:
@@ -122,6 +156,11 @@ def _check_topology(transfer: TransferSpec | None, *pools: PoolSpec | None) -> N
         raise ConfigError(
             f"transfer: bandwidth_bytes_per_s {transfer.bandwidth_bytes_per_s:g}: the links of the "
             "topology have bandwidths of their own; leave it out"
+        )
+    if transfer is not None and transfer.message_bytes is not None:
+        raise ConfigError(
+            f"transfer: message_bytes {transfer.message_bytes}: with a topology the efficiency of "
+            "its links says what messages cost; leave it out"
         )
     if transfer is not None and not transfer.shares_links:
         raise ConfigError("transfer: sharing none: transfers over a topology share its links")
@@ -157,7 +196,7 @@ class LiveCluster:
         self._on_end = on_end
         self._on_failed = on_failed
         self._progress = progress
-        self._of_role: dict[str, dict[str, bool]] = {}
+        self._of_role: dict[str, dict[str, Any]] = {}
         self.changes = Changes(self)
         self._seed = seed
         self._snapshots: list[Snapshots] = []
@@ -167,14 +206,20 @@ class LiveCluster:
             "seed": seed,
         }
         transfer = spec.transfer
-        latency_ns = 0 if transfer is None else transfer.latency_ns
+        moving = spec.migration
+        link = transfer or (moving and moving.link)
+        latency_ns = link.latency_ns if link else 0
         self.network = None if spec.topology is None else Network(env, spec.topology, latency_ns)
         self.between = None if transfer is None else HandOver(self, transfer)
+        self.migrations = None if moving is None else Migrations(self, moving)
         local = spec.local_prefill
         self._decode_first = transfer is not None and (local is not None or transfer.decode_first)
+        fetch = spec.prefix_fetch
+        self.fetches = None if fetch is None else PrefixFetch(self, fetch)
         self._pushes = transfer is not None and transfer.push
         self._again = again = transfer is not None and transfer.recompute_last_token
         alone = transfer is not None and transfer.blocks_decode
+        share = None if transfer is None else transfer.max_waiting_share
         role = "both" if spec.decode is None else "prefill"
         self.entry = self._build(
             spec.entry,
@@ -186,18 +231,30 @@ class LiveCluster:
         self.decode = (
             None
             if spec.decode is None
-            else self._build(spec.decode, "decode", "decode_router", loads_alone=alone)
+            else self._build(
+                spec.decode, "decode", "decode_router", loads_alone=alone, waiting_share=share
+            )
         )
         self._gate: Gate | None = None
         if spec.admission is not None:
-            self._gate = Gate(spec.admission, self.entry.replicas, self.entry.views)
+            self._gate = Gate(
+                spec.admission, self.entry.replicas, self.entry.views, self._decode_load()
+            )
         self._told: list[list[Lifetime]] = []  # who keeps requests that have ended
         self._scale()
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
 
-    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: bool) -> Pool:
+    def _decode_load(self) -> DecodeLoad | None:
+        """The load of the decode pool, where admission judges it."""
+        admission = self.spec.admission
+        early = None if admission is None else admission.early_rejection
+        if early is None or early.decode_load is None or self.decode is None:
+            return None
+        return DecodeLoad(early.decode_load, self.decode.replicas, self.live)
+
+    def _build(self, pool: PoolSpec, role: str, purpose: str, **more: Any) -> Pool:
         self._of_role[role] = more
         replicas = [
             self._replica(replica_spec, role, index)
@@ -205,7 +262,7 @@ class LiveCluster:
         ]
         snapshots = None
         if pool.snapshot_ns:
-            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self._in_motion)
+            snapshots = Snapshots(self.env, pool.snapshot_ns, replicas, self.in_motion)
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
@@ -234,6 +291,8 @@ class LiveCluster:
             self.network.join(replica, spec.seat, f"{role} replica {index}")
         if self.between is not None:
             self.between.join(replica)
+        if self.migrations is not None:
+            self.migrations.join(replica)
         return replica
 
     def _scale(self) -> None:
@@ -264,12 +323,25 @@ class LiveCluster:
         pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)
+        for tell in self.changes.on_join:
+            tell(replica)
         return replica
 
-    def _in_motion(self) -> bool:
+    def pool_of(self, replica: Replica) -> Pool:
+        """The pool in which a replica is."""
+        if replica.role != "decode":
+            return self.entry
+        assert self.decode is not None
+        return self.decode
+
+    def in_motion(self) -> bool:
         """Whether something goes on by itself, without an arrival, a cancellation or an event."""
-        between = self.between
-        if between is not None and (between.transfers or between.waiting):
+        between, moving = self.between, self.migrations
+        if between is not None and between.in_motion:
+            return True
+        if moving is not None and moving.under_way:
+            return True
+        if self.fetches is not None and self.fetches.under_way:
             return True
         return any(replica.at_work for replica in self.replicas)
 
@@ -277,6 +349,8 @@ class LiveCluster:
         """Something is about to change from outside: an arrival, an end, an event."""
         for snapshots in self._snapshots:
             snapshots.wake()
+        if self.migrations is not None:
+            self.migrations.wake()
 
     # --- arrivals
 
@@ -284,7 +358,7 @@ class LiveCluster:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
         self.arrived += 1
-        if self._snapshots:
+        if self._snapshots or self.migrations is not None:
             self.stir()
         patience_ns = arrival.cancel_after_ns
         if patience_ns is not None and patience_ns <= 0:
@@ -311,6 +385,7 @@ class LiveCluster:
             if reason:
                 self.end(life, REJECTED, reason, now_ns(self.env))
                 return
+            life.prefill_due_ns = self._gate.due_ns
         if self.predictor is not None:
             self._predict(life, request)
         self.live[arrival.index] = life
@@ -350,7 +425,8 @@ class LiveCluster:
         self.note_event(life, QUEUED, replica)
         if between is not None and between.looks_ahead(life):
             between.look_ahead(life, ahead)
-        replica.enqueue(request)
+        if self.fetches is None or not self.fetches.awaited(life, request, replica):
+            replica.enqueue(request)
         return True
 
     def place_whole(self, life: Lifetime, request: Request, replica: Replica) -> None:
@@ -434,6 +510,8 @@ class LiveCluster:
             self.impatient -= 1
             life.cancellation.call_off()
         self.live.pop(life.arrival.index, None)
+        if self.migrations is not None and not self.live:
+            self.migrations.rest()
         self.ended += 1
         for ended in self._told:
             ended.append(life)
@@ -461,6 +539,8 @@ class LiveCluster:
             if between is None or not between.withdraw(life):
                 self.changes.withdraw(life)
             self.left_early(life)
+        elif self.migrations is not None and self.migrations.cancel(life):
+            pass  # its KV is on the way to another replica, and arrives there
         elif between is None or not between.cancel(life, request, replica):
             replica.give_up(request)
         self.end(life, CANCELLED, "", now_ns(self.env))
@@ -501,6 +581,12 @@ class LiveCluster:
         """Whether the replica has yet to send for the KV of somebody."""
         return self.between is not None and bool(self.between.pulls[replica])
 
+    def prefix(self, replica: Replica, request: Request) -> Prefix | None:
+        """What a request would find cached or fetched there; None where nothing is fetched."""
+        if self.fetches is None or replica.role == "decode":
+            return None
+        return self.fetches.prefix(replica, request)
+
     def unsent_blocks(self, replica: Replica) -> int:
         """Blocks that the replica will need for those whose KV it has not sent for."""
         return 0 if self.between is None else self.between.unsent_blocks(replica)
@@ -512,6 +598,10 @@ class LiveCluster:
     def may_help(self, replica: Replica) -> bool:
         """Whether KV is on its way, clients may give up, or others do more than recompute."""
         if self.between is not None and self.between.any_sent_whole():
+            return True
+        if self.migrations is not None and self.migrations.under_way:
+            return True
+        if self.fetches is not None and self.fetches.under_way:
             return True
         if self.impatient or self.changes.may_help():
             return True
@@ -525,7 +615,7 @@ class LiveCluster:
     @property
     def may_return(self) -> bool:
         """Whether a request that has left a replica may come back to it."""
-        return self.changes.expected
+        return self.changes.expected or self.migrations is not None
 
     def note_event(self, life: Lifetime, code: int, replica: Replica) -> None:
         """A change of a request's state, if these are recorded."""
@@ -537,6 +627,12 @@ class LiveCluster:
         pool = self.spec.decode if replica.role == "decode" else self.spec.entry
         assert pool is not None
         return pool.name
+
+    def _staged(self, replica: Replica) -> dict[str, int]:
+        if self.between is None or self.between.staging is None:
+            return {}
+        peak, staged = self.between.staging.facts_of(replica)
+        return {"staging_peak_bytes": peak, "staged_bytes": staged}
 
     def info(self) -> list[ReplicaInfo]:
         """The replicas as they are now, those removed from their pool included."""
@@ -565,6 +661,7 @@ class LiveCluster:
                 ),
                 found_tokens=replica.found_tokens,
                 asked_tokens=replica.asked_tokens,
+                **self._staged(replica),
                 joined_ns=replica.joined_ns,
                 left_ns=replica.left_ns,
             )

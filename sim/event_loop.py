@@ -19,6 +19,8 @@ from sim.gaps import largest_gaps
 from sim.records import (
     CHANGE_COLUMNS,
     EVENT_COLUMNS,
+    FETCH_COLUMNS,
+    MIGRATION_COLUMNS,
     NARROW_COLUMNS,
     REQUEST_COLUMNS,
     SERIES_COLUMNS,
@@ -205,7 +207,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     }
     kept, handed_over = recorder.record.steps, recorder.record.on_steps is not None
     recorder.hand_over_steps()
-    return SimulationResult(
+    result = SimulationResult(
         requests=narrow,
         reasons=list(recorder.reasons),
         replicas=live.info(),
@@ -215,8 +217,28 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         series=columns(recorder.series, SERIES_COLUMNS),
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
         changes=columns(recorder.changes, CHANGE_COLUMNS),
+        migrations=columns(recorder.migrations, MIGRATION_COLUMNS),
+        fetches=columns(recorder.fetches, FETCH_COLUMNS),
+        fetches_without_room=0 if live.fetches is None else live.fetches.without_room,
         links=() if live.network is None else live.network.uses(end_ns),
         decisions=recorder.decisions,
         logs=logs,
         spans=spans,
     )
+    result.migrations["resumed_ns"] = _resumed(result)
+    return result
+
+
+def _resumed(result: SimulationResult) -> Ints:
+    """Of each migration, the first token after the request stopped; `NEVER` if there is none."""
+    rows = zip(*(result.migrations[x].tolist() for x in ("request", "stop_ns")), strict=True)
+    resumed = [_first_after(result, request, stop) for request, stop in rows]
+    return np.array(resumed, np.int64)
+
+
+def _first_after(result: SimulationResult, request: int, instant_ns: int) -> int:
+    if instant_ns == NEVER:
+        return NEVER
+    times = result.token_times_ns(request)
+    later = times[np.searchsorted(times, instant_ns, side="right") :]
+    return int(later[0]) if len(later) else NEVER

@@ -63,6 +63,13 @@ class KVCache(Protocol):
         """
         ...
 
+    def reserve_more(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
+        """Let a request with reserved blocks reserve them for `tokens` in all; False without room.
+
+        Nothing of it is here yet, so a cache finds nothing there.
+        """
+        ...
+
     def has_room(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
         """Whether `reserve` would succeed; changes nothing."""
         ...
@@ -152,6 +159,12 @@ class BlockPool:
     def reserve(self, request: Request, tokens: int, *, keep_free: int = 0) -> int | None:
         """See `KVCache.reserve`."""
         return 0 if self.allocate(request, tokens, keep_free=keep_free) else None
+
+    def reserve_more(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
+        """See `KVCache.reserve_more`."""
+        if self.blocks_for(tokens) <= request.held_blocks:
+            return True
+        return BlockPool.allocate(self, request, tokens, keep_free=keep_free)
 
     def has_room(self, request: Request, tokens: int, *, keep_free: int = 0) -> bool:
         """See `KVCache.has_room`."""

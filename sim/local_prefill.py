@@ -91,7 +91,7 @@ class LocalPrefill:
 def check(pool: PoolSpec) -> None:
     """Raise `ConfigError` if the policy of a decode replica never prefills who waits there."""
     for replica in pool.replicas:
-        if not replica.policy.joins_loaded:
+        if not replica.policy.prefills_who_waits:
             raise ConfigError(
                 f"local_prefill: policy {type(replica.policy).__name__} forms its batches on a "
                 "decode replica of requests whose KV came, and prefills nobody; try vllm-v1"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class ReplicaState:
         prefilling: Those of `running` whose prefill is not complete, in the same order.
         away: Number of requests in batches under way on a replica with several stages: they keep
             their seats and blocks, and are neither scheduled nor preempted (rules 55 and 86).
+        afoot: Of `running`, those with chunks in batches under way, and in how many, whose next
+            chunk may be scheduled all the same (`sim.chunked_pipeline`); they are no victims.
         loaded: Decode role: requests whose KV has arrived and that do not run yet.
         group: The decoding requests as a whole: their number, context and needs of blocks.
         now_ns: The instant of this pass.
@@ -87,6 +89,7 @@ class ReplicaState:
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
         self.away = 0
+        self.afoot: dict[Request, int] = {}
         self.loaded: deque[Request] = deque()
         self.group = DecodeGroup(kv.block_tokens)
         self.paused: dict[Request, None] = {}
@@ -192,6 +195,19 @@ class ReplicaState:
         self.away += len(riders.running)
         return riders
 
+    def send_after(self, request: Request, riders: Riders) -> None:
+        """One more request leaves sight, with a batch that is under way already."""
+        for here, there in (
+            (self.running, riders.running),
+            (self.prefilling, riders.prefilling),
+        ):
+            del here[request]
+            there[request] = None
+            in_order = _in_order(there)
+            there.clear()
+            there.update(in_order)
+        self.away += 1
+
     def bring_back(self, riders: Riders) -> None:
         """Their batch has left the last stage: they are running again, in their old places.
 
@@ -251,20 +267,28 @@ class ReplicaState:
         self.kv.release(request)
         return True
 
-    def return_swapped(self, batch: ScheduledBatch, seats: int) -> None:
+    def return_swapped(self, batch: ScheduledBatch, seats: int, *, spare_blocks: int = 1) -> None:
         """Let swapped requests, in order, join the tail of running and decode in this very batch.
 
         Each needs a seat, and its old blocks and one more free above the watermark; the first that
         does not fit ends it. The decodes of the batch must have their blocks.
+
+        Args:
+            batch: What is decided.
+            seats: Most requests that run.
+            spare_blocks: Blocks beyond the old ones that must be free: 1, though it may not need
+                it, or 0, for just what it needs.
         """
         if self.host is None:
             return
         swapped, kv = self.host.swapped, self.kv
         while swapped and self.num_running < seats:
             request, blocks = next(iter(swapped.items()))
-            if kv.free_blocks - (blocks + 1) < self.watermark_blocks:
+            tokens = max(blocks * kv.block_tokens, request.computed_then + 1)
+            need = max(blocks + spare_blocks, kv.blocks_for(tokens))
+            if kv.free_blocks - need < self.watermark_blocks:
                 return
-            kv.allocate(request, max(blocks * kv.block_tokens, request.computed_then + 1))
+            kv.allocate(request, tokens)
             self.host.give_back(request)
             self.admitted.append(request)
             self._seat(request)
@@ -295,14 +319,23 @@ class ReplicaState:
         total = request.computed_tokens + tokens
         need = max(0, self.kv.blocks_for(total) - self.kv.held(request))
         while self.kv.free_blocks < max(need, spare_blocks):
-            victim = self.order.victim(request, later)
-            if victim is request and self.away:
+            victim = self._victim(request, later)
+            if victim is request and (self.away or self.afoot):
                 self.hold_back(request)
                 return False
             self.preempt(victim)
             if victim is request:
                 return False
         return self.kv.allocate(request, total)
+
+    def _victim(self, request: Request, later: deque[Request]) -> Request:
+        """Who gives up its memory: taken out of `later`, or `request` itself."""
+        if not self.afoot:
+            return self.order.victim(request, later)
+        victim = self.order.victim(request, deque(r for r in later if r not in self.afoot))
+        if victim is not request:
+            later.remove(victim)
+        return victim
 
     def hold_back(self, request: Request) -> None:
         """It stays as it is and is not scheduled in this pass, others of it being under way."""
@@ -403,22 +436,31 @@ class Policy:
     Class attributes:
         clairvoyant: The policy needs the true output length (`Request.oracle_tokens`).
         joins_loaded: Loaded requests join running at the start of a pass by themselves (rule 33).
+        prefills_who_waits: On a decode replica, too, it admits those who wait.
         pulls_need_seat: A decode replica reserves for a transfer only while it has a free seat.
         preemptible: A queue order that preempts (`mlfq`) may do so before the policy decides.
         deliver_at_batch_end: Clients get all tokens when the batch is over.
+        cuts_prompts: It may compute a prompt in chunks, over several iterations.
         alone: It runs only where replicas prefill and decode, in one stage, and sorts its queue
             itself: no prefill or decode pool, no pipeline, no queue order but first come.
     """
 
     clairvoyant: ClassVar[bool] = False
+    cuts_prompts: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     joins_loaded: ClassVar[bool] = True
+    prefills_who_waits: ClassVar[bool] = True
     pulls_need_seat: ClassVar[bool] = False
     preemptible: ClassVar[bool] = False
 
     @property
     def seats(self) -> int:
         """Most requests that run at once."""
+        return 1 << 60
+
+    @property
+    def most_chunk_tokens(self) -> int:
+        """Most tokens of one prompt that an iteration computes."""
         return 1 << 60
 
     @property
@@ -475,6 +517,18 @@ class Policy:
     def leaving(self, done: Sequence[Request], state: ReplicaState) -> Sequence[Request]:
         """Of the requests that have emitted all they emit here, those that give up their memory."""
         return done
+
+
+class Prefix(NamedTuple):
+    """What a request need not compute on a replica.
+
+    Attributes:
+        tokens: Found in its cache, or fetched into it from another one (`sim.prefix_fetch`).
+        wait_ns: How long what is fetched takes; 0 if nothing is.
+    """
+
+    tokens: int
+    wait_ns: int
 
 
 class ReplicaView(Protocol):
@@ -561,6 +615,14 @@ class ReplicaView(Protocol):
         """
         ...
 
+    def prefix(self, request: Request) -> Prefix:
+        """As `cached_tokens`, with what would be fetched from other replicas' caches."""
+        ...
+
+    def prefill_ns(self, tokens: int, cached: int) -> int:
+        """Time to prefill so many tokens that follow `cached` ones, alone on the replica, ns."""
+        ...
+
 
 class Router:
     """Which replica of a pool gets a request.
@@ -579,10 +641,12 @@ class Router:
         sees_contents: It asks for `ReplicaView.cached_tokens`, so it needs the exact state.
         sees_state: It asks for more than `index`, `outstanding` and `serves`, so that a snapshot
             interval makes a difference to it.
+        places_prefills: It reckons with prefills alone, so it is no router of a decode pool.
     """
 
     sees_contents: ClassVar[bool] = False
     sees_state: ClassVar[bool] = True
+    places_prefills: ClassVar[bool] = False
 
     def check(self, replicas: int) -> None:
         """Raise `ConfigError` if these options cannot work on a pool of that many replicas."""

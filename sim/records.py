@@ -37,10 +37,14 @@ EVENTS = (
     "loaded",
     "ended",
     "lost",
+    "migrating",
+    "stopped",
+    "stayed",
 )
 QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, ENDED, LOST = range(
     9
 )
+MIGRATING, STOPPED, STAYED = range(9, 12)
 
 REQUEST_COLUMNS = (
     "index",
@@ -64,6 +68,7 @@ REQUEST_COLUMNS = (
     "swap_outs",
     "swapped_blocks",
     "rerouted",
+    "migrations",
 )
 
 NARROW_COLUMNS = {
@@ -114,9 +119,11 @@ class Lifetime:
         "goal",
         "last_token_ns",
         "lost_tokens",
+        "migrations",
         "order",
         "predicted_tokens",
         "preemptions",
+        "prefill_due_ns",
         "prefill_end_ns",
         "recomputed_tokens",
         "replica",
@@ -137,12 +144,13 @@ class Lifetime:
         self.goal = 0  # tokens emitted when it leaves that replica
         self.delivered = 0  # tokens that the client has
         self.before = 0  # of these, part of the prompt since a replica failed (rule 80)
-        self.rerouted = 0
+        self.rerouted = self.migrations = 0
         self.ended = False
         self.cancellation: Instant | None = None  # when its client will give up
         self.finish_seq = -1
         self.replica = self.decode_replica = -1
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
+        self.prefill_due_ns = NEVER  # when it was predicted to be over, if it was
         self.first_token_ns = self.last_token_ns = NEVER
         self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
         self.lost_tokens = 0  # in its last preemption
@@ -255,6 +263,8 @@ class ReplicaInfo:
         lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
         found_tokens: Found cached by all admissions, those after a preemption included.
         asked_tokens: Known at these admissions.
+        staged_bytes: KV copied to its staging memory (`sim.staging`).
+        staging_peak_bytes: The most that this held.
         joined_ns: When it joined its pool, up or still starting.
         left_ns: When it was gone, drained or called off; -1 if it was there at the end.
     """
@@ -282,6 +292,8 @@ class ReplicaInfo:
     lost_blocks: int | None = None
     found_tokens: int = 0
     asked_tokens: int = 0
+    staged_bytes: int = 0
+    staging_peak_bytes: int = 0
     joined_ns: int = 0
     left_ns: int = NEVER
 
@@ -301,6 +313,8 @@ class Recorder:
         self.series = array("q")
         self.transfers = array("q")
         self.changes = array("q")
+        self.migrations = array("q")
+        self.fetches = array("q")
         self.decisions: list[Decision] = []
         self.names: list[str] = []  # of the replicas, by place
         self.logs: list[array[int]] = []
@@ -394,6 +408,7 @@ class Recorder:
                 life.swap_outs,
                 life.swapped_blocks,
                 life.rerouted,
+                life.migrations,
             )
         )
 
@@ -430,8 +445,38 @@ SERIES_COLUMNS = (
     "lost_blocks",
 )
 # `lost` requests had to leave because of the change.
-CHANGES = ("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off")
-CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost")
+# `factor_millionths` is that of a straggler or a slow NIC, -1 elsewhere.
+CHANGES = (
+    *("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off"),
+    *("slowed", "normal", "degraded", "mended"),
+)
+CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost", "factor_millionths")
+# How a migration ended (`sim.migration`): the request moved, or why it stayed.
+OUTCOMES = (
+    "moved",
+    "no_room",
+    "too_many_stages",
+    "ended",
+    "preempted",
+    "target_leaves",
+    "source_failed",
+    "target_failed",
+)
+# `stop_ns` is when it stopped at its source, -1 if it never did. (`resumed_ns`, in results: its
+# first token after that, -1 if there is none.)
+MIGRATION_COLUMNS = (
+    "request",
+    "source",
+    "target",
+    "start_ns",
+    "stop_ns",
+    "end_ns",
+    "stages",
+    "bytes",
+    "outcome",
+)
+# Prefixes fetched from one replica's cache into another's, those called off left out.
+FETCH_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "tokens", "bytes")
 # `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
 # its links to itself, all bytes being there.
 TRANSFER_COLUMNS = (
@@ -470,6 +515,10 @@ class SimulationResult:
         series: Columns `SERIES_COLUMNS` on a fixed grid.
         transfers: Columns `TRANSFER_COLUMNS`, those that ended.
         changes: Columns `CHANGE_COLUMNS`, what happened to replicas; codes are those of `CHANGES`.
+        migrations: Columns `MIGRATION_COLUMNS` and ``resumed_ns``, those that ended; outcomes are
+            those of `OUTCOMES`.
+        fetches: Columns `FETCH_COLUMNS`, prefixes copied between caches.
+        fetches_without_room: Those that were not made, as blocks were short.
         links: What each link of a topology has carried.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
@@ -487,6 +536,9 @@ class SimulationResult:
     series: dict[str, Ints]
     transfers: dict[str, Ints]
     changes: dict[str, Ints] = field(default_factory=dict)
+    migrations: dict[str, Ints] = field(default_factory=dict)
+    fetches: dict[str, Ints] = field(default_factory=dict)
+    fetches_without_room: int = 0
     links: tuple[LinkUse, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)

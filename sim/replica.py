@@ -6,7 +6,8 @@ next boundary between iterations, so that tokens' times are those of stepping th
 
 `Replica` is a chain of classes, each of which uses those before it: `ReplicaParts` (what it is made
 of), `ReplicaAccounts` (what it counts), `ReplicaPresent` (what is over by now), `ReplicaEnds` (how
-iterations end), `ReplicaTraffic` (what reaches it), and the iteration loop here.
+iterations end), `ReplicaTraffic` (what reaches it), `ReplicaMoves` (who moves while running), and
+the iteration loop here.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from sim.flight import DecisionNotes, Flight
 from sim.policy import ReplicaState
 from sim.queue import ChangingOrder
 from sim.records import Decision
-from sim.replica_traffic import ReplicaTraffic
+from sim.replica_moves import ReplicaMoves
 from sim.request import NEVER, Request
 from sim.step_time import StepWork
 
 
-class Replica(ReplicaTraffic):
+class Replica(ReplicaMoves):
     """One model instance and its iteration loop; its attributes are those of `ReplicaParts`."""
 
     def _run(self) -> Generator[Event, Any, None]:
@@ -95,12 +96,23 @@ class Replica(ReplicaTraffic):
         """Where transfers block decoding: whether one is under way, or starts now (rule 92)."""
         if self._surroundings.loading(self):
             return True
+        if self._waiting_share is not None:
+            return self._accepts(state, self._waiting_share)
         if state.loaded and self.policy.joins_loaded:
             state.admitted, state.found = [], {}
             state.join_loaded(self.policy.seats)
             self._admitted(now)
         self._pull(state)
         return self._surroundings.loading(self)
+
+    def _accepts(self, state: ReplicaState, share: float) -> bool:
+        """Whether one more request is sent for, those who have come not running yet."""
+        waiting = sum(self.kv.blocks_for(request.prompt_tokens) for request in state.loaded)
+        if waiting >= share * self.kv.total_blocks:
+            return False
+        if state.waiting and not self._prefills_too:
+            return False
+        return self._surroundings.pull(self)
 
     def _decide(self, state: ReplicaState, now: int) -> ScheduledBatch:
         """Ask the policy, again while it only preempts (rule 2)."""

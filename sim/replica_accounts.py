@@ -124,7 +124,9 @@ class ReplicaAccounts(ReplicaParts):
         if self._barren_steps <= 4 * tokens + _PATIENCE:
             return
         # Two pools: blocks held for a slow transfer can make a replica recompute for a long time.
-        if self.role != "both" and self._surroundings.may_help(self._this):
+        # So can blocks held while a prefix is copied.
+        lent = self.role != "both" or self.guests
+        if lent and self._surroundings.may_help(self._this):
             return
         stuck = next(iter(self.lives))
         raise StuckError(
@@ -139,7 +141,8 @@ class ReplicaAccounts(ReplicaParts):
         """Assert that blocks are conserved and that queues and counters agree."""
         state, kv = self.state, self.kv
         used = sum(kv.held(request) for request in self.lives)
-        used += sum(kv.held(request) for request in self.expected)
+        used += sum(kv.held(request) for request in (*self.expected, *self.reserved))
+        used += sum(kv.held(guest) for guest in self.guests)
         if self._cache is not None:
             self._cache.verify()
             used -= self._cache.shared_blocks
@@ -164,8 +167,12 @@ class ReplicaAccounts(ReplicaParts):
             room = kv.held(request) * kv.block_tokens
             assert request.computed_tokens <= room, f"{request} has {room} tokens of memory"
         for flight in self.in_flight:
-            for request, tokens in flight.chunks:
-                last = request.computed_then + tokens
-                assert request.computed_then < last <= request.target_tokens, f"bad chunk {tokens}"
-                room = kv.held(request) * kv.block_tokens
-                assert last <= room, f"{request}: {room} tokens of memory for a chunk of {tokens}"
+            self._check_chunks(flight)
+
+    def _check_chunks(self, flight: Flight) -> None:
+        """Assert that what is computed has memory."""
+        for request, tokens in flight.chunks:
+            last = request.computed_then + tokens
+            assert request.computed_then < last <= request.target_tokens, f"bad chunk {tokens}"
+            room = self.kv.held(request) * self.kv.block_tokens
+            assert last <= room, f"{request}: {room} tokens of memory for a chunk of {tokens}"

@@ -46,11 +46,15 @@ class ReplicaParts:
         in_flight: Batches under way, oldest first (one at most, without a pipeline).
         lives: The truth about each request that is here.
         expected: Of those that are to be pushed here and count here, but are still prefilled.
+        reserved: Requests that run elsewhere and have blocks here, as they move (`sim.migration`).
         found_tokens: Found cached by all admissions here, those after a preemption included.
         asked_tokens: Known at these admissions: what could have been found, and a token of each.
         lost_blocks_then: Blocks that had lost their content when the replica last failed.
         kept: Requests that have left and whose KV is not yet fetched, as their prefills ended.
         held_for_transfer: Their blocks.
+        fetching: Requests that wait for their prefix (`sim.prefix_fetch`), and the tokens that they
+            will then compute.
+        guests: Who holds blocks here while these are copied from one cache to another.
         condition: ``up``, ``draining``, ``failed``, ``gone`` or ``starting`` (`sim.changes`).
         joined_ns: When it joined its pool, up or not.
         left_ns: When it was gone; `NEVER` if it is still there.
@@ -76,6 +80,7 @@ class ReplicaParts:
         watched: bool = False,
         tells_chunks: bool = False,
         prefills_too: bool = False,
+        waiting_share: float | None = None,
         fast_forward: bool = True,
         check: bool = False,
         seed: int = 0,
@@ -105,13 +110,15 @@ class ReplicaParts:
         self._withholds = withholds_first_token
         self._loads_alone = loads_alone
         self._tells_chunks = tells_chunks
-        self._finish_seq = 0
+        # Of this replica alone: who has moved away may be on the agenda of two replicas.
+        self._finish_seq = place << 40
         self.condition = UP
         self.joined_ns, self.left_ns = now_ns(env), NEVER
         rank = place if rank is None else rank
         self._turn = Phase.SCHEDULE + rank + (_LATE if passes_late else 0)
         self._watched = watched
         self._prefills_too = prefills_too  # of a decode replica: not only who was preempted waits
+        self._waiting_share = waiting_share
         self._has_sent = False  # in this pass, while somebody waits
         self._step_end = Phase.STEP_END + rank
         self._bell = Doorbell(env)
@@ -155,7 +162,10 @@ class ReplicaParts:
         self._keep_log(self.state.group, self._recorder)
         self.lives: dict[Request, Lifetime] = {}
         self.expected: dict[Request, Ahead] = {}
+        self.reserved: dict[Request, None] = {}
         self.kept: dict[Request, Lifetime] = {}
+        self.fetching: dict[Request, int] = {}
+        self.guests: dict[Request, None] = {}
         self.held_for_transfer = self.outstanding = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
         self.in_flight: list[Flight] = []

@@ -9,8 +9,10 @@ from typing import Any
 from sim import host_side
 from sim.clock import now_ns
 from sim.flight import Flight
+from sim.policy import Prefix
 from sim.replica_accounts import ReplicaAccounts
 from sim.request import Request
+from sim.step_time import PROBE_TOKENS, StepWork
 
 
 class ReplicaPresent(ReplicaAccounts):
@@ -99,7 +101,8 @@ class ReplicaPresent(ReplicaAccounts):
         self.sync()
         queue = self.state.waiting
         begun = sum(r.target_tokens - r.computed_then for r in self._begun())
-        return queue.tokens - queue.expected_cached + begun
+        fetching = sum(self.fetching.values()) if self.fetching else 0
+        return queue.tokens - queue.expected_cached + begun + fetching
 
     def _begun(self) -> Iterable[Request]:
         """Requests whose prefill has begun and is not complete."""
@@ -128,12 +131,35 @@ class ReplicaPresent(ReplicaAccounts):
             self.used_blocks
             + self.state.waiting.blocks
             + self._surroundings.unsent_blocks(self._this)
+            + sum(self.kv.blocks_for(request.known_tokens) for request in self.fetching)
         )
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of the request that would be found cached here now."""
         self.sync()
         return self.kv.peek(request)
+
+    def prefix(self, request: Request) -> Prefix:
+        """What it need not compute here, if its prefix is fetched where that is worth it."""
+        fetched = self._surroundings.prefix(self._this, request)
+        return Prefix(self.cached_tokens(request), 0) if fetched is None else fetched
+
+    def prefill_ns(self, tokens: int, cached: int) -> int:
+        """Time to prefill `tokens` that follow `cached` ones, alone, in chunks of `PROBE_TOKENS`.
+
+        It is the mean of the first and the last chunk's step time, times tokens / chunk, rounded
+        up: the sum of all of them where the time is linear in what was computed before. A part of a
+        chunk counts as that part.
+        """
+        if not tokens:
+            return 0
+        chunk = min(tokens, PROBE_TOKENS)
+        model = self.spec.step_time
+        first = model.step_ns(StepWork([(chunk, cached)]), 0)
+        last = first
+        if chunk < tokens:
+            last = model.step_ns(StepWork([(chunk, cached + tokens - chunk)]), 0)
+        return -(-tokens * (first + last) // (2 * chunk))
 
     @property
     def step_time_usage(self) -> Mapping[str, Any] | None:

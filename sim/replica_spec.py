@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sim.errors import ConfigError
-from sim.policy import Policy
+from sim.policy import Policy, Prefix
 from sim.queue import FirstCome, QueueOrder
 from sim.records import Lifetime
 from sim.request import Request
@@ -76,6 +76,10 @@ class Surroundings(Protocol):
 
     def awaits(self, replica: Replica) -> bool:
         """Whether the replica has yet to send for the KV of somebody."""
+        ...
+
+    def prefix(self, replica: Replica, request: Request) -> Prefix | None:
+        """What a request would find cached or fetched there; None where nothing is fetched."""
         ...
 
     def unsent_blocks(self, replica: Replica) -> int:

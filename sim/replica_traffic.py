@@ -49,6 +49,31 @@ class ReplicaTraffic(ReplicaEnds):
         """Whether who joins the queue now changes nothing while the decision holds."""
         return flight.batch.deaf and not self._makes_way
 
+    # --- prefixes that are copied between caches
+
+    def lodge(self, guest: Request, tokens: int) -> int | None:
+        """Phase (3): hold blocks for a prefix that is copied from or to here.
+
+        Returns:
+            Tokens of it that are here; None, and nothing is held, if there are too few blocks.
+        """
+        self.notify()
+        self.sync()
+        found = self.kv.reserve(guest, tokens)
+        if found is not None:
+            self.guests[guest] = None
+        return found
+
+    def evict(self, guest: Request) -> None:
+        """They are held no longer."""
+        self.sync()
+        del self.guests[guest]
+        self.kv.release(guest)
+        self.relieved()
+        self.notify()
+        if self.condition == DRAINING and self.empty:
+            self._surroundings.emptied(self._this)
+
     # --- who is pushed here
 
     def expect(self, ahead: Ahead) -> None:
@@ -135,7 +160,7 @@ class ReplicaTraffic(ReplicaEnds):
         self.relieved()
         self.notify()
         self.sync()
-        flight = next((x for x in self.in_flight if x.carries(request)), None)
+        flight = next((x for x in reversed(self.in_flight) if x.carries(request)), None)
         if request.group is not None:
             self._leave_group(request)
         self.sign_off(request)
@@ -155,6 +180,8 @@ class ReplicaTraffic(ReplicaEnds):
             state.loaded.remove(request)
         elif state.host is not None and request in state.host.swapped:
             state.host.forget(request)
+        elif request in self.fetching:
+            del self.fetching[request]
         elif request in state.waiting:
             state.waiting.take_out(request)
 
@@ -220,7 +247,7 @@ class ReplicaTraffic(ReplicaEnds):
                 self._leave_group(request)
         seated = sorted((request for request in self.lives if request.seat >= 0), key=by_seat)
         begun = self._lost_lives([*seated, *self.state.loaded])
-        waiting = self._lost_lives([*self.state.swapped, *self.state.waiting])
+        waiting = self._lost_lives([*self.state.swapped, *self.state.waiting, *self.fetching])
         moved_bytes = 0 if self.host_link is None else self.host_link.moved_bytes
         self.lost_blocks_then += self.kv.lost_blocks
         self._timer.call_off()

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from sim.clock import Phase, Tick, now_ns
 from sim.errors import ConfigError
+from sim.policy import Prefix
 
 if TYPE_CHECKING:
     from simpy import Environment
@@ -145,6 +146,14 @@ class StaleView:
             "router_snapshot_s: a snapshot has no contents of caches; try router_snapshot_s: 0, "
             "or router prefix-aware, which keeps an index of its own"
         )
+
+    def prefix(self, request: Request) -> Prefix:
+        """Not to be had from a snapshot."""
+        return Prefix(self.cached_tokens(request), 0)
+
+    def prefill_ns(self, tokens: int, cached: int) -> int:
+        """Time to prefill so many tokens alone there: the same at any time."""
+        return self.replica.prefill_ns(tokens, cached)
 
 
 class Snapshots:

@@ -13,6 +13,10 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+PROBE_TOKENS = 2048
+"""Prompt whose step time gives the rate of prefill (a token budget of vLLM's default size)."""
+
+
 class StepWork:
     """What one iteration computes, as a step-time model sees it.
 

@@ -62,6 +62,11 @@ def workloads(draw: st.DrawFn, two_pools: bool | None = None) -> dict[str, Any]:
     }
     if draw(st.booleans()) if two_pools is None else two_pools:
         workload["decode_replicas"] = draw(pool)
+        if draw(st.booleans()):
+            workload["local_prefill"] = {
+                "max_uncached_tokens": draw(st.sampled_from([0, 5, 30])),
+                "max_queue": draw(st.sampled_from([None, 1, 3])),
+            }
     return workload
 
 

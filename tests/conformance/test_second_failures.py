@@ -1,5 +1,8 @@
 """Random workloads on clusters that change, compared with the second implementation.
 
+Replicas fail, come back, are drained and added, under pull and push, whole or layer by layer;
+replicas are pipelines; stragglers come and go, alone and beside failures.
+
 Compared are states, token times, how often requests were re-routed, lost steps, and the
 decisions of runs in which every request ends (in others rule 84 says when to stop looking, and ours
 stops later).
@@ -7,9 +10,11 @@ stops later).
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +26,13 @@ from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import STATES, Record, SimulationResult
 from sim.replica import Replica
+from sim.slow_down import Normal, Slow, for_a_while
 from tests.conformance import adapter
-from tests.conformance.second import CHUNK, Second, load_second
+from tests.conformance.second import CHUNK, Second, load_second, without_idle_nics
 from tests.conformance.workloads import Spec
 
-KIND = "failures"
-FEW, MANY = 100, 1000
+KINDS = ("failures", "pushed", "pipeline", "slow", "slow-mixed")
+FEW, MANY = 50, 550
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +50,8 @@ def _comparable(spec: Spec) -> bool:
 class _IfPossible:
     """A change, unless the replica is not in a state for it: the reference ignores such events."""
 
-    def __init__(self, event: Spec) -> None:
-        self._change = Change(event["what"], event.get("index") or 0, event["pool"] == "decode")
+    def __init__(self, change: Callable[[LiveCluster], None]) -> None:
+        self._change = change
 
     def __call__(self, live: LiveCluster) -> None:
         try:
@@ -55,15 +61,29 @@ class _IfPossible:
                 raise
 
 
+def _changes(spec: Spec) -> list[tuple[int, _IfPossible]]:
+    changes = []
+    for event in spec.get("events", ()):
+        at_ns, what = event["at_ns"], event["what"]
+        where = event.get("index") or 0, event["pool"] == "decode"
+        if what == "slow":
+            slow = Slow(Fraction(event["factor"]), *where)
+            changes += for_a_while(at_ns, event.get("until"), slow)
+        elif what == "normal":
+            changes.append((at_ns, Normal(None, *where)))
+        else:
+            changes.append((at_ns, Change(what, *where)))
+    return [(at_ns, _IfPossible(x)) for at_ns, x in sorted(changes, key=lambda x: x[0])]
+
+
 def _ours(spec: Spec, *, fast_forward: bool) -> tuple[SimulationResult, list[str]]:
     plain = {k: v for k, v in spec.items() if k not in ("events", "on_failure")}
     plain["requests"] = _numbered(spec["requests"])
     cluster, names = adapter.build(plain)
-    events = sorted(spec.get("events", ()), key=lambda event: event["at_ns"])
     result = simulate(
         adapter.feed(plain),
         replace(cluster, on_failure=spec.get("on_failure", "reroute")),
-        cluster_events=[(event["at_ns"], _IfPossible(event)) for event in events],
+        cluster_events=_changes(spec),
         fast_forward=fast_forward,
         check=True,
         record=Record(decisions=True),
@@ -119,37 +139,59 @@ def _entry(decision: Any, lost: bool) -> tuple[Any, ...]:
     return decision.start_ns, decision.end_ns, tokens, gone, decision.free_after, lost
 
 
-def _compare(second: Second, first: int) -> None:
+def _spec(second: Second, kind: str, seed: int) -> Spec:
+    spec = _pushed(second, seed) if kind == "pushed" else second.random_spec(seed, kind)
+    return without_idle_nics(spec)
+
+
+def _pushed(second: Second, seed: int) -> Spec:
+    """A workload of pushes, with changes at instants that matter in it."""
+    from tests.reference.workload_changes import events, stuck
+
+    rng, spec = random.Random(f"pushed {seed}"), dict(second.random_spec(seed, "push"))
+    if rng.random() < 0.3:
+        spec["on_failure"] = "fail"
+    if rng.random() < 0.15:
+        stuck(rng, spec, spec["disaggregated"]["prefill"][0].get("block_tokens", 16))
+    found = [*spec.get("events", ()), *events(rng, spec)]
+    found = [{k: v for k, v in event.items() if k != "to"} for event in found]
+    spec["events"] = sorted(found, key=lambda event: event["at_ns"])
+    return spec
+
+
+def _compare(second: Second, kind: str, first: int) -> None:
     for seed in range(first, first + CHUNK):
-        spec = second.random_spec(seed, KIND)
+        spec = _spec(second, kind, seed)
         if _comparable(spec):
             for fast_forward in (False, True):
                 lines = _differences(second, spec, fast_forward=fast_forward)
-                assert lines == [], f"{KIND} {seed}, fast_forward {fast_forward}"
+                assert lines == [], f"{kind} {seed}, fast_forward {fast_forward}"
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", range(0, FEW, CHUNK))
 def test_what_becomes_of_requests_equals_the_second_implementation(
-    second: Second, first: int
+    second: Second, kind: str, first: int
 ) -> None:
-    _compare(second, first)
+    _compare(second, kind, first)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", range(FEW, MANY, CHUNK))
 def test_what_becomes_of_requests_equals_the_second_implementation_on_more(
-    second: Second, first: int
+    second: Second, kind: str, first: int
 ) -> None:
-    _compare(second, first)
+    _compare(second, kind, first)
 
 
 def test_a_failure_that_loses_nothing_does_not_pass(
     second: Second, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Replica, "_lose_step", lambda replica: None)
-    specs = [spec for seed in range(40) if _comparable(spec := second.random_spec(seed, KIND))]
+    specs = [second.random_spec(seed, "failures") for seed in range(40)]
 
-    assert any(_fails(second, spec) for spec in specs)
+    assert any(_fails(second, spec) for spec in specs if _comparable(spec))
 
 
 def _fails(second: Second, spec: Spec) -> bool:

@@ -36,6 +36,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"prefix_cache": True, "uncached_first": True, "max_num_seqs": 4},
     ],
     "sarathi": [{"max_num_seqs": 3, "budget_tokens": 5}],
+    "distserve": [{"max_batch_size": 3, "max_tokens_per_batch": 60, "host_blocks": 12}],
     "sglang": [
         {"chunked_prefill_size": 8, "max_prefill_tokens": 16, "max_running_requests": 3},
         {"chunked_prefill_size": None, "page_size": 4, "eviction": "lfu", "order": "fcfs"},

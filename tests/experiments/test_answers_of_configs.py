@@ -51,7 +51,26 @@ def stable_first_wins(m: Metrics) -> bool:
 def failures_cost(m: Metrics) -> bool:
     met = [m[label]["slo_attainment"] for label in ("none", "one", "two", "three")]
     late = [m[label]["ttft_s"]["p99"] for label in ("none", "one", "two", "three")]
-    return met == sorted(met, reverse=True) and late == sorted(late) and met[0] > met[2] + 0.1
+    drawn = [m[label]["slo_attainment"] for label in ("none", "rare", "often")]
+    return (
+        met == sorted(met, reverse=True)
+        and late == sorted(late)
+        and met[0] > met[2] + 0.1
+        and drawn == sorted(drawn, reverse=True)
+        and drawn[1] > drawn[2] + 0.1
+    )
+
+
+def zero_is_cheap_and_slow(m: Metrics) -> bool:
+    costs = [m[label]["cost_usd"] for label in ("fixed", "autoscaled", "to zero")]
+    late = [m[label]["ttft_s"]["p99"] for label in ("fixed", "autoscaled", "to zero")]
+    hourly = [x["cost_usd"] / x["gpu_hours"] for x in m.values()]
+    return (
+        costs[0] > 2 * costs[1] > 3 * costs[2]
+        and late == sorted(late)
+        and late[2] > 100  # provisioning and loading: 60 s and 40 s
+        and all(abs(each - hourly[0]) < 1e-9 for each in hourly)
+    )
 
 
 def two_h100_are_cheapest(m: Metrics) -> bool:
@@ -95,10 +114,45 @@ def loading_pays(m: Metrics) -> bool:
     )
 
 
+def fetching_prefixes_pays(m: Metrics) -> bool:
+    robin, aware, fetch = m["round robin"], m["cache-aware"], m["with fetch"]
+    return (
+        fetch["ttft_s"]["mean"] < 0.9 * aware["ttft_s"]["mean"]
+        and aware["ttft_s"]["mean"] < robin["ttft_s"]["mean"] / 2
+        and fetch["slo_attainment"] > aware["slo_attainment"] > robin["slo_attainment"]
+        and aware["prefix_hit_rate_tokens"] > robin["prefix_hit_rate_tokens"]
+    )
+
+
+def moving_helps(m: Metrics) -> bool:
+    none, live, stop, again = (m[label] for label in ("none", "live", "stop", "recompute"))
+    return (
+        live["ttft_s"]["p99"] < none["ttft_s"]["p99"] / 2
+        and live["preemptions"] < none["preemptions"] / 2
+        and stop["preemptions"] < none["preemptions"] / 2
+        and max(live["ttft_s"]["p99"], stop["ttft_s"]["p99"]) < again["ttft_s"]["p99"]
+        and live["slo_attainment"] > none["slo_attainment"]
+    )
+
+
+def faster_links_wait_less(m: Metrics) -> bool:
+    by_speed = [m[label] for label in ("eth25", "eth100", "ib200", "ib400", "nvlink")]
+    for statistic in ("mean", "p99"):
+        waits = [x["decode_wait_s"][statistic] for x in by_speed]
+        if waits != sorted(waits, reverse=True):
+            return False
+    met = [x["slo_attainment"] for x in by_speed]
+    return met == sorted(met) and met[0] < 0.5 and met[1] > 0.95
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("migration", moving_helps, "Yes: live migration takes the P99 TTFT from"),
+        ("pd_network", faster_links_wait_less, "Below a point it decides everything"),
+        ("mooncake", fetching_prefixes_pays, "Fetching prefixes brings the mean TTFT to"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
+        ("autoscale", zero_is_cheap_and_slow, "Autoscaling between one and four replicas costs"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ import pytest
 from experiments import bundle, cluster
 from experiments.bundle import Bundle
 from experiments.config import load
+from experiments.looks import SCREEN
+from experiments.timeline_figure import timeline_drawings
 from experiments.variant import run_variant
 from sim import specs
 from sim.errors import ConfigError
-from sim.records import STATES
+from sim.records import CHANGES, STATES
 from sim.startup import WarmUp
 
 BASE: dict[str, Any] = {
@@ -30,6 +34,7 @@ BASE: dict[str, Any] = {
 }
 FAILS = {"at_s": 3, "what": "fail", "replica": 0}
 COMES_BACK = {"at_s": 5, "what": "restore", "replica": 0}
+SLOW = {"mtbs_s": 2, "duration_s": 1, "factor": 1.5}
 POOLS = {
     "prefill": {"replicas": 1},
     "decode": {"replicas": 1},
@@ -46,6 +51,8 @@ def test_what_happens_is_in_the_summary_and_in_the_notes() -> None:
     got = run(replicas=2, events=[FAILS, COMES_BACK])
     moved = int(got.requests["rerouted"].sum())
     assert moved > 0
+    counts = got.summary["changes"].pop("counts")
+    assert {name: n for name, n in counts.items() if n} == {"failed": 1, "restored": 1}
     assert got.summary["changes"] == {
         "events": [
             {"at_s": 3.0, "replica": "replica-0", "change": "failed", "lost": moved},
@@ -79,6 +86,115 @@ def test_two_times_to_load_are_refused() -> None:
         run(restart=restart)
 
 
+def test_a_node_fails_whole_and_a_straggler_is_slow() -> None:
+    events = [
+        {"at_s": 3, "what": "fail", "node": 1},
+        {"at_s": 4, "what": "slow", "factor": 1.1, "until_s": 6},
+        {"at_s": 5, "what": "restore", "node": 1},
+    ]
+    nodes = [["replica-0"], ["replica-1", "replica-2"]]
+    got = run(replicas=3, events=events, node_replicas=nodes)
+    said = [(x["at_s"], x["replica"], x["change"]) for x in got.summary["changes"]["events"]]
+    assert said == [
+        (3, "replica-1", "failed"),
+        (3, "replica-2", "failed"),
+        (4, "replica-0", "slowed"),
+        (5, "replica-1", "restored"),
+        (5, "replica-2", "restored"),
+        (6, "replica-0", "normal"),
+    ]
+    assert got.summary["changes"]["events"][2]["factor"] == 1.1
+
+
+def test_failures_of_nodes_of_a_topology() -> None:
+    topology = {"sheet": "dgx-h100", "gpus_per_node": 2, "nics_per_node": 2}
+    got = run(
+        replicas=4,
+        topology=topology,
+        failures={"mtbf_s": 3, "mttr_s": 1, "of": "node"},
+    )
+    failed = {}
+    for x in got.summary["changes"]["events"]:
+        if x["change"] == "failed":
+            failed.setdefault(x["at_s"], []).append(x["replica"])
+    assert failed
+    nodes = (["replica-0", "replica-1"], ["replica-2", "replica-3"])
+    assert all(replicas in nodes for replicas in failed.values())
+
+
+def test_variants_see_the_same_drawn_failures() -> None:
+    drawn = {"failures": {"mtbf_s": 4, "mttr_s": 1}, "stragglers": SLOW}
+    few, many = (run(replicas=n, **drawn).summary["changes"]["events"] for n in (1, 2))
+    assert [x["at_s"] for x in few[:4]] == [x["at_s"] for x in many if x["replica"] == "replica-0"][
+        :4
+    ]
+
+
+DRAWN: dict[str, Any] = {
+    **BASE,
+    "replicas": 2,
+    "failures": {"mtbf_s": 4, "mttr_s": 1},
+    "stragglers": SLOW,
+    "restart": {"load_s": 0.5, "warm_up": {"iterations": 5, "factor": 1.5}},
+}
+
+_RUN = """
+import sys
+from pathlib import Path
+from experiments.config import load
+from experiments.run import jobs_of, run_jobs
+from tests.experiments.test_config_changes import DRAWN
+plan = load(DRAWN)
+run_jobs(jobs_of(plan, Path(sys.argv[1])), plan, 1)
+"""
+
+
+def test_the_same_seed_gives_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
+    files = []
+    for name in ("a", "b"):
+        out = tmp_path / name
+        subprocess.run([sys.executable, "-c", _RUN, str(out)], check=True)
+        (folder,) = out.iterdir()
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        assert files[-1].pop("wallclock.json")
+    assert files[0] == files[1]
+    assert len(files[0]["changes.parquet"]) > 0
+
+
+def test_changes_are_a_table_of_the_bundle(tmp_path: Path) -> None:
+    plan = load(DRAWN)
+    made = run_variant(plan.variants[0], plan.folder)
+    bundle.write(made, tmp_path / "bundle")
+    got = bundle.read(tmp_path / "bundle")
+    told = made.summary["changes"]["events"]
+    assert [CHANGES[code] for code in got.changes["change"]] == [x["change"] for x in told]
+    assert got.changes["time_ns"].tolist() == [round(x["at_s"] * 1e9) for x in told]
+    assert {x["change"] for x in told} >= {"failed", "restored", "up", "slowed", "normal"}
+
+
+def test_a_bundle_without_the_table_is_read(tmp_path: Path) -> None:
+    plan = load(DRAWN)
+    bundle.write(run_variant(plan.variants[0], plan.folder), tmp_path / "bundle")
+    (tmp_path / "bundle" / "changes.parquet").unlink()
+    assert not len(bundle.read(tmp_path / "bundle").changes["time_ns"])
+
+
+def test_changes_are_marked_in_the_figure_over_time() -> None:
+    got = run(replicas=2, events=[FAILS, COMES_BACK])
+    (drawing,) = timeline_drawings([got])
+    rows = [row for row in drawing.rows if row[1].startswith("replica-0")]
+    moved = int(got.requests["rerouted"].sum())
+    assert [row[1:] for row in rows] == [
+        ("replica-0 failed", 3.0, moved),
+        ("replica-0 restored", 5.0, 0),
+    ]
+    figure = drawing.make(SCREEN, "log")
+    marks = [trace for trace in figure.data if trace.line.dash == "dot" and trace.text]
+    assert len(marks) == 3  # one of each panel
+    assert f"3 s: replica-0 failed, {moved} requests lost" in marks[0].text[0]
+    assert timeline_drawings([run()]) == []
+
+
 def test_without_events_nothing_is_said() -> None:
     assert "changes" not in run().summary
 
@@ -106,13 +222,65 @@ def test_an_added_replica_is_in_all_files(tmp_path: Path) -> None:
     [
         (
             {"events": [COMES_BACK]},
-            "events[0].what: restore: replica 0 is up at 5 s; choose one of add, drain, fail",
+            "events[0].what: restore: replica 0 is up at 5 s; choose one of add, drain, fail, slow",
         ),
         (
             {"events": [{"at_s": 1, "what": "fail", "replica": 3}]},
             "events[0].replica: 3: there is no such replica then; choose from 0 to 0",
         ),
         ({"events": [{**FAILS, "pool": "decode"}]}, "events[0].pool: decode: leave it out"),
+        (
+            {"events": [{"at_s": 1, "what": "slow"}]},
+            "events[0].factor: is required for slow, as 1.5",
+        ),
+        (
+            {"events": [{"at_s": 1, "what": "slow", "factor": 0}]},
+            "events[0].factor: 0: expected above 0 for slow",
+        ),
+        (
+            {"events": [{**FAILS, "factor": 2}]},
+            "events[0].factor: belongs to slow and degrade; leave it out",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "slow", "factor": 2, "until_s": 3}]},
+            "events[0].until_s: 3: expected later than at_s 3",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "degrade", "factor": 0.1}]},
+            "degrade: concerns links that transfers share; there are no transfers",
+        ),
+        (
+            {
+                "events": [{"at_s": 3, "what": "degrade", "factor": 0, "pool": "decode"}],
+                "pools": POOLS,
+            },
+            "degrade: concerns links that transfers share; set transfer.sharing: max-min",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "fail", "node": 0}]},
+            "events[0].node: 0: there are no nodes; give node_replicas",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "fail", "node": 1}], "node_replicas": [["replica-0"]]},
+            "events[0].node: 1: there are 1 nodes; choose from 0 to 0",
+        ),
+        ({"node_replicas": [["replica-O"]]}, "node_replicas[0]: there is no replica 'replica-O'"),
+        (
+            {"node_replicas": [["replica-0"], ["replica-0"]]},
+            "node_replicas[1]: replica-0: is on two nodes; name it once",
+        ),
+        (
+            {"failures": {"mtbf_s": 9, "mttr_s": 1, "of": "node"}},
+            "failures.of: node: there are no nodes; give node_replicas, or a topology",
+        ),
+        (
+            {"failures": {"mtbf_s": 9, "mttr_s": 1, "pools": ["decode"]}},
+            "failures.pools: there is one pool; leave it out",
+        ),
+        (
+            {"failures": {"mtbf_s": 9, "mttr_s": 1}, "events": [FAILS]},
+            "events[0].what: fail: failures are drawn, so that nobody knows",
+        ),
         (
             {"events": [FAILS], "pools": POOLS},
             "events[0].pool: not given: say which: prefill or decode",

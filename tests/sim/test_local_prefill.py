@@ -149,6 +149,7 @@ PREFILL = st.sampled_from(
         replica("vllm-v0", 9, max_num_batched_tokens=64),
         replica("orca", 9, max_batch_size=1),
         replica("static", 9, batch_size=2),
+        replica("distserve", 9, max_batch_size=2, max_tokens_per_batch=20),
     ]
 )
 DECODE = st.sampled_from(
@@ -169,6 +170,8 @@ DECODE = st.sampled_from(
             kv_bytes_per_token=1,
         ),
         replica("orca", 9),
+        replica("distserve", 7),
+        replica("distserve", 6, max_batch_size=2, host_blocks=9, host_bandwidth=1e6),
         replica("vllm-v1", 9, stages=[{"base_s": 1e-5}, {"base_s": 2e-5, "decode_s": 1e-6}]),
     ]
 )

@@ -1,0 +1,169 @@
+"""Which changes of the cluster in a config can happen.
+
+Whether a replica can change so is told before the run: by the list alone, in order of time. A drain
+ends in the run, so that a ``fail`` after it is accepted, and changes nothing if it comes too late.
+Where failures are drawn, nobody can tell; what they decide is then not taken from a list as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from experiments.changes import POOL_NAMES
+from experiments.schema import Change, Experiment
+from sim.errors import ConfigError, nearest
+
+Where = Callable[..., str]
+
+_AFTER = MappingProxyType(
+    {
+        "up": {"fail": "failed", "drain": "draining", "add": "up", "slow": "up"},
+        "draining": {"fail": "gone", "add": "draining", "slow": "draining"},
+        "failed": {"restore": "up", "add": "failed"},
+        "gone": {"add": "gone"},
+    }
+)
+"""Condition of a replica, and what each change that is possible makes of it."""
+_ALWAYS = ("normal", "degrade", "mend")
+"""Changes that are possible in any condition."""
+_FOR_A_WHILE = ("slow", "degrade")
+
+
+def check(experiment: Experiment, where: Where) -> None:
+    """Refuse what cannot happen to the replicas that there are.
+
+    Raises:
+        ConfigError: One line with the entry of the list and what could happen instead.
+    """
+    _check_drawn(experiment, where)
+    pools = experiment.pools
+    present = {"colocated": pools.colocated, "prefill": pools.prefill, "decode": pools.decode}
+    replicas = {role: ["up"] * pool.replicas for role, pool in present.items() if pool is not None}
+    _check_nodes(experiment, {role: len(each) for role, each in replicas.items()}, where)
+    for at, each in sorted(enumerate(experiment.events), key=lambda entry: entry[1].at_s):
+        _check_keys(experiment, at, each, where)
+        if each.node is None:
+            _check_change(at, each, replicas, where)
+        else:
+            _change_node(experiment, each, replicas)
+
+
+def _check_change(at: int, each: Change, replicas: dict[str, list[str]], where: Where) -> None:
+    role = each.pool or "colocated"
+    if role not in replicas:
+        advice = "leave it out" if each.pool else "say which: prefill or decode"
+        said = each.pool or "not given"
+        raise ConfigError(f"{where('events', at, 'pool')}: {said}: {advice}")
+    conditions = replicas[role]
+    if each.replica >= len(conditions):
+        raise ConfigError(
+            f"{where('events', at, 'replica')}: {each.replica}: there is no such replica then; "
+            f"choose from 0 to {len(conditions) - 1}"
+        )
+    if each.what in _ALWAYS:
+        return
+    before = conditions[each.replica]
+    if each.what not in _AFTER[before]:
+        raise ConfigError(
+            f"{where('events', at, 'what')}: {each.what}: replica {each.replica} is {before} "
+            f"at {each.at_s:g} s; choose one of {', '.join(sorted(_AFTER[before]))}"
+        )
+    conditions[each.replica] = _AFTER[before][each.what]
+    if each.what == "add":
+        conditions.append("up")
+
+
+def _change_node(experiment: Experiment, each: Change, replicas: dict[str, list[str]]) -> None:
+    """What becomes of the replicas of a node that is written down, not of a topology's."""
+    assert each.node is not None
+    for name in (experiment.node_replicas or {each.node: []})[each.node]:
+        pool, _, index = name.rpartition("-")
+        conditions = replicas["colocated" if pool == POOL_NAMES[0] else pool]
+        after = _AFTER[conditions[int(index)]]
+        conditions[int(index)] = after.get(each.what, conditions[int(index)])
+
+
+def _check_keys(experiment: Experiment, at: int, each: Change, where: Where) -> None:
+    """Keys of an entry that belong to what happens."""
+    lasts, on_node = each.what in _FOR_A_WHILE, each.what in ("fail", "restore")
+    if lasts and (each.factor is None or (each.what == "slow" and not each.factor)):
+        said = "is required" if each.factor is None else "0: expected above 0"
+        example = "1.5" if each.what == "slow" else "0.1"
+        raise ConfigError(f"{where('events', at, 'factor')}: {said} for {each.what}, as {example}")
+    for key, belongs, to in (
+        ("factor", lasts, "slow and degrade"),
+        ("until_s", lasts, "slow and degrade"),
+        ("node", on_node, "fail and restore"),
+    ):
+        if getattr(each, key) is not None and not belongs:
+            raise ConfigError(f"{where('events', at, key)}: belongs to {to}; leave it out")
+    if each.until_s is not None and each.until_s <= each.at_s:
+        place = where("events", at, "until_s")
+        raise ConfigError(f"{place}: {each.until_s:g}: expected later than at_s {each.at_s:g}")
+    if each.what in ("degrade", "mend"):
+        _check_links(experiment, where("events", at, "what"), each.what)
+    if each.node is not None:
+        _check_node(experiment, at, each, where)
+    if experiment.failures is not None and each.what in ("fail", "restore", "drain", "slow"):
+        raise ConfigError(
+            f"{where('events', at, 'what')}: {each.what}: failures are drawn, so that nobody knows "
+            "whether it can happen; leave out failures, or this"
+        )
+
+
+def _check_links(experiment: Experiment, place: str, what: str) -> None:
+    transfer = experiment.pools.transfer
+    if transfer is None or transfer.sharing != "max-min":
+        advice = "there are no transfers" if transfer is None else "set transfer.sharing: max-min"
+        raise ConfigError(f"{place}: {what}: concerns links that transfers share; {advice}")
+
+
+def _check_node(experiment: Experiment, at: int, each: Change, where: Where) -> None:
+    place = where("events", at, "node")
+    if each.pool is not None or each.replica:
+        raise ConfigError(f"{place}: {each.node}: a node, or a replica of a pool: give one of them")
+    written = experiment.node_replicas
+    if written is None and experiment.topology is None:
+        raise ConfigError(f"{place}: {each.node}: there are no nodes; give node_replicas")
+    assert each.node is not None
+    if written is not None and each.node >= len(written):
+        raise ConfigError(
+            f"{place}: {each.node}: there are {len(written)} nodes; choose from 0 to "
+            f"{len(written) - 1}"
+        )
+
+
+def _check_nodes(experiment: Experiment, counts: dict[str, int], where: Where) -> None:
+    """Names of replicas on nodes that are written down: those that there are, each once."""
+    names = [
+        f"{POOL_NAMES[0] if role == 'colocated' else role}-{index}"
+        for role, count in counts.items()
+        for index in range(count)
+    ]
+    seen: set[str] = set()
+    for at, node in enumerate(experiment.node_replicas or ()):
+        for name in node:
+            place = where("node_replicas", at)
+            if name not in names:
+                raise ConfigError(f"{place}: there is no replica {name!r}{nearest(name, names)}")
+            if name in seen:
+                raise ConfigError(f"{place}: {name}: is on two nodes; name it once")
+            seen.add(name)
+
+
+def _check_drawn(experiment: Experiment, where: Where) -> None:
+    fails = experiment.failures
+    for key, drawn in (("failures", fails), ("stragglers", experiment.stragglers)):
+        if drawn is None or drawn.pools is None:
+            continue
+        if experiment.pools.decode is None:
+            raise ConfigError(f"{where(key, 'pools')}: there is one pool; leave it out")
+        if key == "failures" and fails is not None and fails.of == "node":
+            raise ConfigError(f"{where(key, 'pools')}: nodes fail whole; leave it out")
+    nodes = experiment.node_replicas or experiment.topology
+    if fails is not None and fails.of == "node" and not nodes:
+        raise ConfigError(
+            f"{where('failures', 'of')}: node: there are no nodes; give node_replicas, or a "
+            "topology, or of: replica"
+        )
