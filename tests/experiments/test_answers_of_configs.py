@@ -95,9 +95,43 @@ def loading_pays(m: Metrics) -> bool:
     )
 
 
+def short_prompts_stay(m: Metrics) -> bool:
+    always, length, dynamo = m["always"], m["by length"], m["dynamo"]
+    first = [x["ttft_s"]["mean"] for x in (always, length, dynamo)]
+    return (
+        first == sorted(first, reverse=True)
+        and length["ttft_s"]["mean"] < always["ttft_s"]["mean"] / 2
+        and always["tpot_s"]["mean"] < length["tpot_s"]["mean"] < dynamo["tpot_s"]["mean"]
+        and length["slo_attainment"] > always["slo_attainment"]
+    )
+
+
+def what_is_cached_need_not_go_round(m: Metrics) -> bool:
+    always, threshold = m["always"], m["threshold"]
+    later = [x["ttft_s"]["mean"] - x["prefill_ttft_s"]["mean"] for x in (always, threshold)]
+    return (
+        threshold["ttft_s"]["mean"] < 0.75 * always["ttft_s"]["mean"]
+        and later[0] > later[1] > 0  # the last token is computed again by whoever was sent for
+        and m["colocated"]["ttft_s"] == m["colocated"]["prefill_ttft_s"]
+    )
+
+
+def swapping_beats_recomputing(m: Metrics) -> bool:
+    swaps, recompute = m["distserve"], m["recompute"]
+    return (
+        swaps["ttft_s"]["mean"] < recompute["ttft_s"]["mean"] / 5
+        and swaps["slo_attainment"] > recompute["slo_attainment"] + 0.05
+        and abs(swaps["slo_attainment"] - m["all that fit"]["slo_attainment"]) < 0.1
+        and m["colocated"]["slo_attainment"] > 0.9
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("conditional_disaggregation", short_prompts_stay, "Short prompts should stay"),
+        ("llm_d", what_is_cached_need_not_go_round, "No: where the decode replica prefills"),
+        ("distserve", swapping_beats_recomputing, "They keep the first token quick"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
