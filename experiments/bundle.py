@@ -7,6 +7,8 @@
     itl.parquet        distinct gaps between tokens and how often each occurred, per request class
     series.parquet     waiting, running, KV blocks in use, cached and lost, per replica, on a grid
     transfers.parquet  KV moved from prefill to decode replicas
+    migrations.parquet  requests that moved while they ran, or were to; only where they can
+    changes.parquet    what happened to replicas: failures, drains, stragglers, slow NICs and so on
     steps.parquet      one row per run of iterations; can be off, no table or figure needs it
     summary.json       notes, metrics, verdict, replicas; written last: its presence says "finished"
 
@@ -32,7 +34,16 @@ import yaml
 
 from experiments import strict_yaml
 from sim.errors import ConfigError, PhasewiseError
-from sim.records import CAUSES, STATES, STEP_CHUNK, STEP_COLUMNS, ReplicaInfo
+from sim.records import (
+    CAUSES,
+    CHANGE_COLUMNS,
+    CHANGES,
+    OUTCOMES,
+    STATES,
+    STEP_CHUNK,
+    STEP_COLUMNS,
+    ReplicaInfo,
+)
 from sim.request import NEVER
 from sim.step_time import StepTimeOrigin
 from traces.arrow import from_numbers, from_strings, to_numbers
@@ -47,6 +58,8 @@ _OLDEST_VERSION = 1
 """Oldest version that is still read."""
 
 STEPS = "steps.parquet"
+MIGRATIONS = "migrations.parquet"
+CHANGED = "changes.parquet"
 INDEX = "variants.json"
 """File that lists the bundles of a run, in their order."""
 
@@ -59,7 +72,7 @@ _GROUP_ROWS = STEP_CHUNK
 _TEXT = ("session", "request_class", "tenant")
 """Columns of the trace that hold text."""
 _MAYBE = ("turn", "deadline_ns", "first_scheduled_ns", "prefill_end_ns", "first_token_ns")
-NULLABLE = (*_MAYBE, "last_token_ns", "end_ns", "largest_itl_ns")
+NULLABLE = (*_MAYBE, "last_token_ns", "end_ns", "largest_itl_ns", "factor_millionths")
 """Columns in which -1 says that it never came or was not given; null in files."""
 
 
@@ -114,6 +127,9 @@ class Bundle(Head):
         itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
         series: Columns of `sim.records.SERIES_COLUMNS`.
         transfers: Columns of `sim.records.TRANSFER_COLUMNS`.
+        migrations: Columns of `sim.records.MIGRATION_COLUMNS` and ``resumed_ns``, in a file where
+            requests can move; empty elsewhere.
+        changes: Columns of `sim.records.CHANGE_COLUMNS`; empty in bundles of older versions.
         steps: Columns of `sim.records.STEP_COLUMNS`; None if not recorded, or written while
             running.
     """
@@ -122,7 +138,9 @@ class Bundle(Head):
     itl: dict[str, Gaps]
     series: Columns
     transfers: Columns
+    changes: Columns
     steps: Columns | None
+    migrations: Columns = field(default_factory=dict)
 
 
 # --- writing
@@ -252,6 +270,8 @@ _FILES = frozenset(
         "itl.parquet",
         "series.parquet",
         "transfers.parquet",
+        MIGRATIONS,
+        CHANGED,
         STEPS,
         "summary.json",
     }
@@ -283,6 +303,10 @@ def write_files(bundle: Bundle, folder: Path) -> None:
     _write_table(folder / "series.parquet", _table(bundle.series, {"replica": names}))
     places = {"source": names, "target": names}
     _write_table(folder / "transfers.parquet", _table(bundle.transfers, places))
+    if bundle.migrations:
+        texts = {**places, "outcome": OUTCOMES}
+        _write_table(folder / MIGRATIONS, _table(bundle.migrations, texts))
+    _write_table(folder / CHANGED, _table(bundle.changes, {"replica": names, "change": CHANGES}))
     if bundle.steps is not None:
         with StepsFile(folder, names) as file:
             file.write(bundle.steps)
@@ -456,15 +480,25 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
         "decode_replica": names,
     }
     steps = folder / STEPS
+    places = {"source": names, "target": names}
+    moves = folder / MIGRATIONS
     has_steps = with_steps and steps.is_file()
     return Bundle(
         **vars(head),
         requests=_read_table(folder / "requests.parquet", texts),
         itl=_read_gaps(folder / "itl.parquet"),
         series=_read_table(folder / "series.parquet", {"replica": names}),
-        transfers=_read_table(folder / "transfers.parquet", {"source": names, "target": names}),
+        transfers=_read_table(folder / "transfers.parquet", places),
+        migrations=(_read_table(moves, {**places, "outcome": OUTCOMES}) if moves.is_file() else {}),
+        changes=_read_changes(folder / CHANGED, names),
         steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if has_steps else None,
     )
+
+
+def _read_changes(path: Path, names: Sequence[str]) -> Columns:
+    if not path.is_file():
+        return {name: np.zeros(0, np.int64) for name in CHANGE_COLUMNS}
+    return _read_table(path, {"replica": names, "change": CHANGES})
 
 
 def check_readable(folder: Path) -> None:

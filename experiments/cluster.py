@@ -13,6 +13,7 @@ from experiments import (
     changes,
     conditional,
     host_link,
+    migration,
     parts,
     pipeline,
     prefix_fetch,
@@ -29,9 +30,9 @@ from experiments.without_effect import of_cluster
 from sim import admission, specs
 from sim.admission import Admission
 from sim.cluster import Cluster
+from sim.decode_load import DecodeLimit
 from sim.errors import ConfigError, PhasewiseError
 from sim.model_part import ModelPart
-from sim.pipeline import PipelineReplica
 from sim.policy import Policy
 from sim.pool import PoolSpec
 from sim.replica_spec import ReplicaSpec
@@ -90,6 +91,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         ConfigError: Sizes that do not fit: no room for KV, a policy's limits, heads by GPUs.
     """
     check_nics(experiment, where)
+    pipeline.check_transfer(experiment, where)
     topology.check_keys(experiment, where)
     nodes = topology.of(experiment, where)
     model = load_model(experiment.model, folder, where("model"))
@@ -129,6 +131,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         topology=nodes,
         local_prefill=conditional.local_prefill(experiment, where),
         prefix_fetch=prefix_fetch.spec_of(experiment, entry, where),
+        migration=migration.spec_of(experiment, entry, built.get("decode"), folder, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
@@ -276,7 +279,7 @@ def _admission(experiment: Experiment, where: Where) -> Admission | None:
         said.max_waiting,
         said.max_waiting_per_replica,
         None if limit is None else _rate_limit(limit),
-        None if early is None else _early_rejection(early, where),
+        None if early is None else _early_rejection(early, experiment, where),
     )
     with _told_at(where("admission")):
         admission.check(made, round(experiment.router_snapshot_s * 1e9))
@@ -291,10 +294,14 @@ def _rate_limit(limit: schema.RateLimit) -> admission.RateLimit:
     return admission.RateLimit(bucket(limit), tenants, limit.charge)
 
 
-def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.EarlyRejection:
-    if early.max_ttft_s is None and not early.classes:
+def _early_rejection(
+    early: schema.EarlyRejection, experiment: Experiment, where: Where
+) -> admission.EarlyRejection:
+    load = early.decode_load
+    if early.max_ttft_s is None and not early.classes and load is None:
         raise ConfigError(
-            f"{where('admission', 'early_rejection')}: needs a limit: give max_ttft_s, or classes"
+            f"{where('admission', 'early_rejection')}: needs a limit: give max_ttft_s, classes or "
+            "decode_load"
         )
     general = early.max_ttft_s
     return admission.EarlyRejection(
@@ -302,7 +309,25 @@ def _early_rejection(early: schema.EarlyRejection, where: Where) -> admission.Ea
         {name: round(limit_s * 1e9) for name, limit_s in early.classes.items()},
         early.prefill_tokens_per_s,
         early.counts_cached,
+        None if load is None else _decode_load(load, experiment, where),
     )
+
+
+def _decode_load(load: schema.DecodeLoad, experiment: Experiment, where: Where) -> DecodeLimit:
+    place = where("admission", "early_rejection", "decode_load")
+    if experiment.pools.decode is None:
+        raise ConfigError(f"{place}: there is no decode pool; leave it out")
+    if load.predicted != (load.decode_s is not None):
+        what = "needs decode_s, the mean time that a request decodes, in seconds"
+        if not load.predicted:
+            what = "has no use for decode_s; set predicted: true, or leave it out"
+        raise ConfigError(f"{place}.predicted: {str(load.predicted).lower()}: {what}")
+    with _told_at(place):
+        return DecodeLimit(
+            None if load.max_tbt_s is None else round(load.max_tbt_s * 1e9),
+            load.max_kv_share,
+            None if load.decode_s is None else round(load.decode_s * 1e9),
+        )
 
 
 def _sharing_note(experiment: Experiment, nodes: Topology | None) -> str:
@@ -330,7 +355,8 @@ def _sharing_note(experiment: Experiment, nodes: Topology | None) -> str:
 def check_nics(experiment: Experiment, where: Where) -> None:
     """A NIC's own bandwidth counts only where transfers share links."""
     transfer = experiment.pools.transfer
-    if transfer is not None and transfer.sharing == "max-min" and experiment.topology is None:
+    links = transfer or experiment.migration
+    if links is not None and links.sharing == "max-min" and experiment.topology is None:
         return
     for role, pool in pools_of(experiment).items():
         if pool.nic_bytes_per_s is not None:
@@ -383,7 +409,7 @@ def _replica(
         ),
         nic_bytes_per_s=pool.nic_bytes_per_s,
         startup=startup.of_pool(pool, model, stages, where("pools", role, "restart")),
-        kind=PipelineReplica if len(stages) > 1 else None,
+        kind=pipeline.kind_of(pool, policy, where("pools", role)),
     )
     return spec, [
         f"KV cache: {origin}.",

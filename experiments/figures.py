@@ -23,6 +23,7 @@ from experiments.extras import MissingExtraError, require
 from experiments.group_figures import group_drawings
 from experiments.looks import FONT, FONT_STACK, PX_PER_MM, SCREEN, STYLES, Style
 from experiments.report import RunBundle
+from experiments.timeline_figure import timeline_drawings
 from sim.errors import ConfigError, nearest
 from sim.metric_definitions import METRICS
 
@@ -165,7 +166,8 @@ def drawings_of(bundles: Sequence[RunBundle], request_class: str | None = None) 
             replica.
     """
     by_group = group_drawings(bundles) if request_class is None else []
-    return [*by_group, *cache_drawings(bundles, request_class)]
+    over_time = timeline_drawings(bundles)
+    return [*by_group, *cache_drawings(bundles, request_class), *over_time]
 
 
 # Files

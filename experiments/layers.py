@@ -20,6 +20,7 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
         "policy": "name",
         "order": "name",
         "predictor": "name",
+        "migrator": "name",
         "router": "name",
         "decode_router": "name",
         "step_time": "model",

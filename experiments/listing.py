@@ -88,6 +88,12 @@ def _predictors() -> list[Entry]:
     return _of_classes(PREDICTORS)
 
 
+def _migrators() -> list[Entry]:
+    from policies import MIGRATORS
+
+    return _of_classes(MIGRATORS)
+
+
 def _devices() -> list[Entry]:
     from sim import specs
 
@@ -206,6 +212,7 @@ KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(
         "routers": _routers,
         "orders": _orders,
         "predictors": _predictors,
+        "migrators": _migrators,
         "devices": _devices,
         "prices": _prices,
         "topologies": _topologies,

@@ -14,6 +14,7 @@ from experiments.names import canonical, suggestion, unknown
 from experiments.schema import Named, Pool
 from sim.cluster import Predictor
 from sim.errors import ConfigError, PhasewiseError
+from sim.migrator import Migrator
 from sim.model_part import ModelPart, whole
 from sim.policy import Policy, Router
 from sim.queue import QueueOrder
@@ -71,6 +72,16 @@ def predictor(named: Named, where: str, folder: Path) -> Predictor:
     from policies import PREDICTORS
 
     made: Predictor = _named("predictor", PREDICTORS, named, where, folder)
+    return made
+
+
+def migrator(named: Named, where: str, folder: Path) -> Migrator:
+    """What says which requests move."""
+    from policies import MIGRATORS
+
+    made = _named("migrator", MIGRATORS, named, where, folder)
+    if not isinstance(made, Migrator):
+        raise ConfigError(f"{where}: {named['name']} is no sim.migrator.Migrator; subclass that")
     return made
 
 

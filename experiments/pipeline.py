@@ -7,11 +7,14 @@ from pathlib import Path
 
 from experiments import parts
 from experiments.explain import placed
-from experiments.schema import Pool, StageLink
+from experiments.schema import Experiment, Pool, StageLink
 from sim import stages as staged
+from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.errors import ConfigError
 from sim.metrics import run_span_ns
 from sim.model_part import ModelPart, split_layers
+from sim.pipeline import PipelineReplica
+from sim.policy import Policy
 from sim.records import SimulationResult
 from sim.specs import DeviceSpec, ModelSpec
 from sim.step_time import StepTimeModel
@@ -30,7 +33,11 @@ def parts_of(
         ConfigError: Layers that do not add up; keys of a pipeline where there is none.
     """
     if pool.pipeline_parallel == 1:
-        for key, default in (("stage_layers", None), ("stage_link", StageLink())):
+        for key, default in (
+            ("stage_layers", None),
+            ("stage_link", StageLink()),
+            ("chunked_pipeline", False),
+        ):
             if getattr(pool, key) != default:
                 place = where("pools", role, key)
                 raise ConfigError(f"{place}: there is one stage; set pipeline_parallel")
@@ -63,6 +70,39 @@ def step_time(
         return parts.step_time(pool, model, device, where, folder)
     models = [parts.step_time(pool, model, device, where, folder, part) for part in stages]
     return staged.PipelineStepTime(models, _link(pool, model, device))
+
+
+def kind_of(pool: Pool, policy: Policy, where: str) -> type[PipelineReplica] | None:
+    """The class of the pool's replicas; None for that of one stage.
+
+    Args:
+        pool: The pool.
+        policy: As built from it.
+        where: File and key of the pool, for messages.
+
+    Raises:
+        ConfigError: Chunks of a prompt at once, where its policy cuts none.
+    """
+    if pool.chunked_pipeline and not policy.cuts_prompts:
+        raise ConfigError(
+            f"{where}.chunked_pipeline: true: policy {pool.policy['name']} computes prompts whole; "
+            "try vllm-v1 or sarathi"
+        )
+    if pool.chunked_pipeline:
+        return ChunkedPipelineReplica
+    return PipelineReplica if pool.pipeline_parallel > 1 else None
+
+
+def check_transfer(experiment: Experiment, where: Callable[..., str]) -> None:
+    """Refuse KV sent chunk by chunk where a chunk counts before it is computed."""
+    prefill, transfer = experiment.pools.prefill, experiment.pools.transfer
+    if prefill is None or transfer is None:
+        return
+    if prefill.chunked_pipeline and transfer.overlap == "chunked":
+        raise ConfigError(
+            f"{where('pools', 'transfer', 'overlap')}: chunked: not modelled with "
+            "chunked_pipeline; try overlap: layerwise"
+        )
 
 
 def _link(pool: Pool, model: ModelSpec, device: DeviceSpec) -> staged.StageLink:

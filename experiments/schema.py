@@ -310,6 +310,9 @@ class Pool(Strict):
     stages before the last."""
     stage_link: StageLink = StageLink()
     """How activations move from stage to stage."""
+    chunked_pipeline: bool = False
+    """Several chunks of one prompt may be in the stages at once, one behind the other, so that a
+    long prompt alone is done sooner, by up to the number of stages (`sim.chunked_pipeline`)."""
     expert_parallel: Count = 1
     """Of those GPUs, how many hold experts of their own; the rest share each expert."""
     data_parallel_attention: Count = 1
@@ -404,6 +407,15 @@ class Topology(NodeKind):
     """Nodes of other kinds, numbered after the first ones, whose number has to be given then."""
 
 
+class Staging(Strict):
+    """Memory at each prefill replica that KV is copied to when its prefill has ended."""
+
+    bytes: Annotated[int, Field(ge=1, le=10**15), BeforeValidator(_whole)]
+    """Its size. KV for which there is no room stays on the GPU until there is, or it is pulled."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)]
+    """At which KV is copied there, one request's after the other, beside the steps."""
+
+
 class Transfer(Strict):
     """How KV moves from a prefill replica to a decode replica."""
 
@@ -424,6 +436,20 @@ class Transfer(Strict):
     layerwise_above_tokens: Natural = 0
     """Prompts up to this length are sent as a whole when their prefill has ended, longer ones layer
     by layer (Splitwise)."""
+    message_bytes: Count | None = None
+    """KV goes in messages of this size, such as that of one layer of one block; give
+    `per_message_s` with it. Default: messages cost nothing."""
+    per_message_s: NotNegative = 0.0
+    """Time between two messages of a transfer, at least, so that it is no faster than
+    `message_bytes` in that time."""
+    batch_wait_s: NotNegative | None = None
+    """Transfers of one source and target wait so long for company, go as one and pay one latency;
+    0: those of one instant. Default: each goes by itself."""
+    batch_bytes: Count | None = None
+    """A batch of so many bytes is sent without waiting any more."""
+    staging: Staging | None = None
+    """Memory at each prefill replica in which KV waits for its pull, off the GPU, such as
+    {bytes: 64e9, bandwidth_bytes_per_s: 25e9}."""
     sharing: Literal["none", "max-min"] = "none"
     """``none``: each transfer has the bandwidth to itself, and the summary says so. ``max-min``:
     those under way share what their source sends and their target receives, max-min fairly; with a
@@ -484,6 +510,19 @@ class RateLimit(TokenBucket):
     """What a request costs: prompt and max_tokens, the prompt, or 1."""
 
 
+class DecodeLoad(Strict):
+    """Refuse on arrival what the decode pool has no capacity for (`sim.decode_load`)."""
+
+    max_tbt_s: Positive | None = None
+    """Longest step of the mean decode batch."""
+    max_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share of the decode pool's KV memory."""
+    predicted: bool = False
+    """Judge the load when the request's prefill will have ended, not as it is on arrival."""
+    decode_s: Positive | None = None
+    """How long a request decodes, on average, for ``predicted: true``, which needs it."""
+
+
 class EarlyRejection(Strict):
     """Refuse on arrival what would wait too long for its first token, as far as can be foreseen."""
 
@@ -495,6 +534,8 @@ class EarlyRejection(Strict):
     """Rate at which a replica prefills. Default: 2048 tokens in the step time of such a prompt."""
     counts_cached: bool = False
     """Tokens that the replica has cached need no time; with `router_snapshot_s` 0 only."""
+    decode_load: DecodeLoad | None = None
+    """With two pools, a limit of the decode pool's load, such as {max_tbt_s: 0.05}."""
 
 
 class Admission(Strict):
@@ -508,6 +549,30 @@ class Admission(Strict):
     """Token buckets of tenants, such as {tokens_per_s: 1000, burst_tokens: 20000}."""
     early_rejection: EarlyRejection | None = None
     """Refuse on a predicted TTFT, such as {max_ttft_s: 2}."""
+
+
+class Migration(Strict):
+    """Running requests move to other replicas of the pool that decodes (`sim.migration`)."""
+
+    migrator: Annotated[Named, BeforeValidator(_named)]
+    """Which move where: a name, or name and options (``phasewise list migrators``)."""
+    interval_s: Annotated[float, Field(ge=1e-4, le=MOST)] = 0.05
+    """Between two decisions (0.05: Llumnix's default)."""
+    mode: Literal["live", "stop", "recompute"] = "live"
+    """``live``: KV is copied in stages while the request goes on, which stops for the last one;
+    ``stop``: it stops for the whole copy; ``recompute``: the target prefills it again."""
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None
+    """Bytes per second of one copy between colocated replicas; with ``sharing: max-min`` that of
+    each direction of a replica's NIC that has no `nic_bytes_per_s`. With two pools, or with a
+    topology, leave it out: KV moves as that says."""
+    latency_s: NotNegative = 0.0
+    """Paid by each stage."""
+    sharing: Literal["none", "max-min"] = "none"
+    """Whether copies share NICs."""
+    last_stage_blocks: Count = 16
+    """With at most so many blocks left to copy a request stops (16: Llumnix's default)."""
+    max_stages: Count = 3
+    """A request whose last stage has not come by then stays (3: Llumnix's default)."""
 
 
 class Change(Strict):
@@ -656,6 +721,9 @@ class Common(Strict):
     prefix_fetch: PrefixFetch | None = None
     """Let replicas that requests arrive at fetch prefixes from each other's caches, such as
     {bandwidth_bytes_per_s: 50e9}. Default: each has its own only."""
+    migration: Migration | None = None
+    """Let running requests move between replicas, such as {migrator: llumnix,
+    bandwidth_bytes_per_s: 25e9}. Default: none does."""
     admission: Admission = Admission()
     """Who is turned away on arrival; by default nobody who can be served."""
     events: list[Change] = []

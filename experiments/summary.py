@@ -56,6 +56,7 @@ def summarize(
     reuse: Mapping[str, Any] | None = None,
     rates: Rates | None = None,
     transfers: Mapping[str, npt.NDArray[np.int64]] | None = None,
+    staging: Mapping[str, Mapping[str, int]] | None = None,
 ) -> dict[str, Any]:
     """Sum up a run as values that JSON can hold; None stands for what is undefined.
 
@@ -78,12 +79,13 @@ def summarize(
         reuse: Of the workload (see `experiments.reuse`); None where it is not known.
         rates: Prices and power of the pools; None where neither money nor energy is asked for.
         transfers: Columns `sim.records.TRANSFER_COLUMNS`; None or empty where no KV moved.
+        staging: Of each replica with staging memory, ``bytes`` copied there and ``peak_bytes``.
 
     Returns:
         Keys in a fixed order: counts, window, hardware, verdict, targets, the metrics over all
         measured requests (``overall``), per class (``classes``) and per tenant (``tenants``, at
         most `MOST_TENANTS`); each empty where there is only one. With `rates`, ``pools``; where KV
-        moved, ``transfers`` (`sim.transfer_metrics`).
+        moved, ``transfers`` (`sim.transfer_metrics`), and with staging memory, ``staging``.
     """
     slo, windows = slo or SLO(), windows or Windows()
     mask = windows.mask(requests["arrival_ns"])
@@ -121,6 +123,7 @@ def summarize(
         **({} if rates is None else {"pools": _pools(of_pools, rates)}),
         **({} if reuse is None else {"reuse": _curve_of(reuse)}),
         **_of_transfers(transfers, measured),
+        **({"staging": staging} if staging else {}),
     }
     jsonable: dict[str, Any] = _jsonable(summary)
     return jsonable

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from sim import specs
 from sim.errors import ConfigError
-from sim.transfer import TransferSpec
+from sim.transfer import StagingSpec, TransferSpec
 
 if TYPE_CHECKING:
     from experiments.cluster import Where
-    from experiments.schema import Transfer
+    from experiments.schema import Staging, Transfer
 
 
 def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> TransferSpec:
@@ -25,6 +25,8 @@ def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> Transfe
         ConfigError: Options that do not go together.
     """
     _check_overlap(transfer, where)
+    _check_batches(transfer, where)
+    staging = transfer.staging
     return TransferSpec(
         bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
         latency_s=transfer.latency_s,
@@ -37,7 +39,16 @@ def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> Transfe
         overlap=transfer.overlap,
         layers=model.layers,
         layerwise_above_tokens=transfer.layerwise_above_tokens,
+        message_bytes=transfer.message_bytes,
+        per_message_s=transfer.per_message_s,
+        batch_wait_s=transfer.batch_wait_s,
+        batch_bytes=transfer.batch_bytes,
+        staging=None if staging is None else _staging(staging),
     )
+
+
+def _staging(staging: Staging) -> StagingSpec:
+    return StagingSpec(staging.bytes, staging.bandwidth_bytes_per_s)
 
 
 def _check_overlap(transfer: Transfer, where: Where) -> None:
@@ -57,4 +68,32 @@ def _check_overlap(transfer: Transfer, where: Where) -> None:
             f"{where('pools', 'transfer', 'layerwise_above_tokens')}: "
             f"{transfer.layerwise_above_tokens}: counts with overlap: layerwise only; set that, or "
             "leave it out"
+        )
+
+
+def _check_batches(transfer: Transfer, where: Where) -> None:
+    wait_s = transfer.batch_wait_s
+    if wait_s is None and transfer.batch_bytes is not None:
+        raise ConfigError(
+            f"{where('pools', 'transfer', 'batch_bytes')}: {transfer.batch_bytes}: needs "
+            "batch_wait_s, for how long a smaller batch waits; 0: those of one instant go together"
+        )
+    if wait_s is not None and transfer.overlap != "none":
+        raise ConfigError(
+            f"{where('pools', 'transfer', 'batch_wait_s')}: {wait_s:g}: what is sent while its "
+            "prefill goes on joins no batch; try overlap: none, or leave it out"
+        )
+    if (transfer.message_bytes is None) != (transfer.per_message_s == 0):
+        given, other = ("message_bytes", "per_message_s")
+        if transfer.message_bytes is None:
+            given, other = other, given
+        value = getattr(transfer, given)
+        raise ConfigError(
+            f"{where('pools', 'transfer', given)}: {value:g}: says with {other} how fast messages "
+            "are sent; give both, or neither"
+        )
+    if transfer.staging is not None and transfer.start == "push":
+        raise ConfigError(
+            f"{where('pools', 'transfer', 'staging')}: with start: push the target's blocks are "
+            "there before the prefill begins, and nothing waits; try start: pull, or leave it out"
         )

@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments import changes, cluster, conditional, hashes, pipeline, prefix_fetch, topology
+from experiments import (
+    changes,
+    cluster,
+    conditional,
+    hashes,
+    migration,
+    pipeline,
+    prefix_fetch,
+    topology,
+)
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.notes import thrashing
@@ -159,6 +168,7 @@ def run_variant(
     notes += topology.report(result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
+    notes += migration.report(experiment, result, bundle.summary)
     bundle.notes = notes
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
     bundle.wallclock = {
@@ -284,6 +294,7 @@ def _bundle(
 ) -> Bundle:
     requests = _with_trace(result.requests, workload.trace)
     requests |= prefix_fetch.of_requests(experiment, result)
+    requests |= migration.of_requests(experiment, result)
     mask = windows.mask(requests["arrival_ns"])
     gaps = _gaps(result, *class_groups(requests, mask))
     groups, tenants = tenant_groups(requests, mask)
@@ -303,6 +314,11 @@ def _bundle(
         work=cluster.work(experiment, folder),
         rates=rates_of(experiment),
         transfers=result.transfers,
+        staging={
+            replica.name: {"bytes": replica.staged_bytes, "peak_bytes": replica.staging_peak_bytes}
+            for replica in result.replicas
+            if replica.staged_bytes
+        },
     )
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),
@@ -313,6 +329,8 @@ def _bundle(
         itl=gaps,
         series=dict(result.series),
         transfers=dict(result.transfers),
+        migrations=dict(result.migrations) if experiment.migration is not None else {},
+        changes=dict(result.changes),
         steps=None if result.steps is None else dict(result.steps),
         end_ns=result.end_ns,
         summary=summary,

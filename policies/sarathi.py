@@ -27,11 +27,17 @@ class Sarathi(Policy):
     max_num_seqs: int = 128
 
     preemptible = True
+    cuts_prompts = True
 
     @property
     def seats(self) -> int:
         """Most requests running at once."""
         return self.max_num_seqs
+
+    @property
+    def most_chunk_tokens(self) -> int:
+        """A prompt alone has the whole budget."""
+        return self.budget_tokens
 
     def watermark_blocks(self, total_blocks: int) -> int:
         """1 % of the pool is kept free at admission."""

@@ -59,11 +59,17 @@ class TokenBudget(Policy):
 
     pulls_need_seat = True
     preemptible = True
+    cuts_prompts = True
 
     @property
     def seats(self) -> int:
         """Most requests running at once."""
         return self.max_num_seqs
+
+    @property
+    def most_chunk_tokens(self) -> int:
+        """A prompt alone has the whole budget, up to the threshold."""
+        return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or 1 << 60)
 
     def check(self, total_blocks: int, block_tokens: int, max_model_len: int | None) -> None:
         """The watermark is a share of the pool."""

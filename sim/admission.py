@@ -19,6 +19,9 @@ this order, and the first that refuses gives the reason of its rejection:
    no rate is stated, ceil(n x t / 2048) ns, t being the replica's step time of a prompt of 2048
    tokens alone. Decodes that share the steps are not foreseen, nor is anything of the output.
 
+4. ``decode_load``: with two pools, the decode pool has too much load already, or will have by the
+   time that the prefill ends (`sim.decode_load`).
+
 Of a pool's replicas only those that pass the tests 2 and 3 are offered to the router. What the
 tests see of replicas is what routers see, snapshots included (rule 27). A request refused leaves no
 other trace than its record (rejected, with the reason) and what its end causes (rule 52). Only
@@ -26,7 +29,7 @@ first arrivals are judged, at the prefill pool where there are two.
 
 Source: early rejection as in Mooncake (Qin et al., FAST 2025, algorithm 1: refused on arrival if
 the TTFT predicted for the best instance is over the target), with a rate in place of its model of
-prefill times, and without its target for the time between tokens. Queue caps and token buckets are
+prefill times; its target for the time between tokens is test 4. Queue caps and token buckets are
 those of API gateways.
 """
 
@@ -36,9 +39,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from sim.decode_load import DecodeLimit, DecodeLoad
 from sim.errors import ConfigError
 from sim.policy import ReplicaView
-from sim.request import Request
+from sim.request import NEVER, Request
 from sim.step_time import PROBE_TOKENS, StepWork
 
 if TYPE_CHECKING:
@@ -86,12 +90,14 @@ class EarlyRejection:
         classes: Limit by class, ns.
         prefill_tokens_per_s: Rate of prefill of one replica; None: of its step-time model.
         counts_cached: Tokens cached on the replica need no time.
+        decode_load: A limit of the load of the decode pool, or None.
     """
 
     limit_ns: int | None = None
     classes: Mapping[str, int] = field(default_factory=dict)
     prefill_tokens_per_s: int | None = None
     counts_cached: bool = False
+    decode_load: DecodeLimit | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +124,23 @@ class Gate:
         spec: What is judged.
         replicas: All of the entry pool.
         views: The same as routers see them.
+        decode_load: That of the decode pool, where it is judged.
+
+    Attributes:
+        due_ns: When the prefill of the request that has just passed will have ended, as predicted;
+            `NEVER` where decode load is not judged.
     """
 
     def __init__(
-        self, spec: Admission, replicas: Sequence[Replica], views: Sequence[ReplicaView]
+        self,
+        spec: Admission,
+        replicas: Sequence[Replica],
+        views: Sequence[ReplicaView],
+        decode_load: DecodeLoad | None = None,
     ) -> None:
         self._spec = spec
+        self._decode_load = decode_load
+        self.due_ns = NEVER
         self._views = views
         self._levels: dict[str | None, tuple[int, int]] = {}  # as of when, in 1e-9 tokens
         self._paces: list[tuple[int, int]] = []  # of each replica: so many ns for so many tokens
@@ -163,6 +180,11 @@ class Gate:
             able = self._in_time(spec.early_rejection, request, able)
             if not able:
                 return (), "predicted_ttft"
+            if self._decode_load is not None:
+                soonest = min(self.predicted_ns(spec.early_rejection, request, x) for x in able)
+                self.due_ns = now_ns + soonest
+                if self._decode_load.refuses(request, self.due_ns, now_ns):
+                    return (), "decode_load"
         if spec.rate_limit is not None:
             self._levels[request.identity.tenant] = now_ns, level
         return able, ""
@@ -224,5 +246,10 @@ def check(spec: Admission, snapshot_ns: int) -> None:
     if early is not None and early.counts_cached and snapshot_ns:
         raise ConfigError(
             "early_rejection.counts_cached: true looks into caches, of which a snapshot shows "
+            "nothing; try router_snapshot_s: 0"
+        )
+    if early is not None and early.decode_load is not None and snapshot_ns:
+        raise ConfigError(
+            "early_rejection.decode_load: counts requests as they are, of which a snapshot shows "
             "nothing; try router_snapshot_s: 0"
         )

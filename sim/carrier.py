@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -60,6 +60,10 @@ class Carrier(Protocol):
         """
         ...
 
+    def pair(self, source: Replica, target: Replica, request: int) -> Hashable:
+        """What requests have in common whose KV crosses the same links, sent as one."""
+        ...
+
     def alone_ns(self, source: Replica, target: Replica, request: int, num_bytes: int) -> int:
         """How long a transfer would take if it had its links to itself, nothing being wrong.
 
@@ -110,15 +114,23 @@ class Nics:
         withheld: Fraction | None = None,
     ) -> OnTheWay:
         """See `Carrier.send`."""
-        path = self._nics[source][0], self._nics[target][1]
+        path = [self._nics[source][0], self._nics[target][1]]
+        if self._spec.message_rate is not None:
+            path.append(Link(self._spec.message_rate))
         held = None if withheld is None else num_bytes * withheld
         flow = self.links.send(path, num_bytes, self._spec.latency_ns, on_end, withheld_bytes=held)
         return _OnNics(flow, num_bytes)
 
+    def pair(self, source: Replica, target: Replica, request: int) -> Hashable:
+        """See `Carrier.pair`."""
+        return source, target
+
     def alone_ns(self, source: Replica, target: Replica, request: int, num_bytes: int) -> int:
         """See `Carrier.alone_ns`."""
-        rate = min(self._rate(source), self._rate(target))
-        return max(1, self._spec.latency_ns + ceil(num_bytes * _NS_PER_S / Fraction(rate)))
+        rate = Fraction(min(self._rate(source), self._rate(target)))
+        if self._spec.message_rate is not None:
+            rate = min(rate, self._spec.message_rate)
+        return max(1, self._spec.latency_ns + ceil(num_bytes * _NS_PER_S / rate))
 
     def slow_nics(self, replica: Replica, factor: Fraction | float) -> None:
         """See `Carrier.slow_nics`."""

@@ -125,6 +125,11 @@ class Changes:
 
     def expect(self, changes: int) -> None:
         """So many will be made."""
+        transfer = self._live.spec.transfer
+        if changes and transfer is not None and transfer.staging is not None:
+            raise ConfigError(
+                "transfer.staging: a cluster that changes is not modelled with it; leave it out"
+            )
         self.to_come += changes
         self.expected = self.expected or changes > 0
 

@@ -30,6 +30,7 @@ class Phase(IntEnum):
     """
 
     STEP_END = 1 << 32
+    COPY_END = (2 << 32) - (1 << 30)
     TRANSFER_END = 2 << 32
     CANCEL = 3 << 32
     CLUSTER_EVENT = 4 << 32
@@ -39,6 +40,7 @@ class Phase(IntEnum):
     ARRIVAL = 6 << 32
     CAUSED_ARRIVAL = 7 << 32
     SCHEDULE = 8 << 32
+    SEND = (9 << 32) - 1
     SAMPLE = 9 << 32
 
 

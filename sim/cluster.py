@@ -14,7 +14,9 @@ from simpy.events import Event
 from sim.admission import Admission, Gate
 from sim.admission import check as check_admission
 from sim.changes import Changes, OnFailure
+from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
+from sim.decode_load import DecodeLoad
 from sim.errors import ConfigError
 from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
@@ -98,11 +100,15 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.admission is not None:
             check_admission(self.admission, self.entry.snapshot_ns)
+            early = self.admission.early_rejection
+            if self.decode is None and early is not None and early.decode_load is not None:
+                raise ConfigError("early_rejection.decode_load: there is no decode pool")
         if self.decode is not None and self.decode.router.places_prefills:
             raise ConfigError(
                 f"decode_router: {type(self.decode.router).__name__} chooses where to prefill, "
                 "which says nothing of decode replicas; try least-kv"
             )
+        _refuse_chunks_ahead(self.transfer, self.entry)
         if self.prefix_fetch is not None:
             check_fetch(self.entry.replicas)
         if (self.decode is None) != (self.transfer is None):
@@ -123,6 +129,15 @@ class Cluster:
             _refuse_nics(self.entry, self.decode)
 
 
+def _refuse_chunks_ahead(transfer: TransferSpec | None, entry: PoolSpec) -> None:
+    """What is under way in a chunked pipeline counts as computed, and would be sent too early."""
+    ahead = any(issubclass(r.kind or Replica, ChunkedPipelineReplica) for r in entry.replicas)
+    if ahead and transfer is not None and transfer.overlap == "chunked":
+        raise ConfigError(
+            "transfer.overlap: chunked: not modelled with chunked_pipeline; try overlap: layerwise"
+        )
+
+
 def _refuse_nics(*pools: PoolSpec | None) -> None:
     """Without shared links a NIC's own bandwidth would silently do nothing."""
     for pool in filter(None, pools):
@@ -141,6 +156,11 @@ def _check_topology(transfer: TransferSpec | None, *pools: PoolSpec | None) -> N
         raise ConfigError(
             f"transfer: bandwidth_bytes_per_s {transfer.bandwidth_bytes_per_s:g}: the links of the "
             "topology have bandwidths of their own; leave it out"
+        )
+    if transfer is not None and transfer.message_bytes is not None:
+        raise ConfigError(
+            f"transfer: message_bytes {transfer.message_bytes}: with a topology the efficiency of "
+            "its links says what messages cost; leave it out"
         )
     if transfer is not None and not transfer.shares_links:
         raise ConfigError("transfer: sharing none: transfers over a topology share its links")
@@ -217,12 +237,22 @@ class LiveCluster:
         )
         self._gate: Gate | None = None
         if spec.admission is not None:
-            self._gate = Gate(spec.admission, self.entry.replicas, self.entry.views)
+            self._gate = Gate(
+                spec.admission, self.entry.replicas, self.entry.views, self._decode_load()
+            )
         self._told: list[list[Lifetime]] = []  # who keeps requests that have ended
         self._scale()
         self.predictor = copy.deepcopy(spec.predictor)
         if self.predictor is not None:
             self.predictor.start(named_generator(seed, "predictor"))
+
+    def _decode_load(self) -> DecodeLoad | None:
+        """The load of the decode pool, where admission judges it."""
+        admission = self.spec.admission
+        early = None if admission is None else admission.early_rejection
+        if early is None or early.decode_load is None or self.decode is None:
+            return None
+        return DecodeLoad(early.decode_load, self.decode.replicas, self.live)
 
     def _build(self, pool: PoolSpec, role: str, purpose: str, **more: Any) -> Pool:
         self._of_role[role] = more
@@ -306,7 +336,7 @@ class LiveCluster:
     def in_motion(self) -> bool:
         """Whether something goes on by itself, without an arrival, a cancellation or an event."""
         between, moving = self.between, self.migrations
-        if between is not None and (between.transfers or between.waiting):
+        if between is not None and between.in_motion:
             return True
         if moving is not None and moving.under_way:
             return True
@@ -354,6 +384,7 @@ class LiveCluster:
             if reason:
                 self.end(life, REJECTED, reason, now_ns(self.env))
                 return
+            life.prefill_due_ns = self._gate.due_ns
         if self.predictor is not None:
             self._predict(life, request)
         self.live[arrival.index] = life
@@ -590,6 +621,12 @@ class LiveCluster:
         if self.recorder.record.events:
             self.recorder.event(life.arrival.index, code, now_ns(self.env), replica.place)
 
+    def _staged(self, replica: Replica) -> dict[str, int]:
+        if self.between is None or self.between.staging is None:
+            return {}
+        peak, staged = self.between.staging.facts_of(replica)
+        return {"staging_peak_bytes": peak, "staged_bytes": staged}
+
     def info(self) -> list[ReplicaInfo]:
         """The replicas as they are now, those removed from their pool included."""
         names = [self.entry.spec.name, "" if self.decode is None else self.decode.spec.name]
@@ -618,6 +655,7 @@ class LiveCluster:
                 ),
                 found_tokens=replica.found_tokens,
                 asked_tokens=replica.asked_tokens,
+                **self._staged(replica),
                 joined_ns=replica.joined_ns,
                 left_ns=replica.left_ns,
             )

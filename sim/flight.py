@@ -30,6 +30,8 @@ class Flight:
         applied: Iterations whose effect has been applied.
         begun: The first iteration not applied has started, and its blocks are taken.
         ahead_blocks: Blocks that were taken, when last synced, for the chunk then in progress.
+        goes_on: Requests whose chunk in it is not their last, where the next one does not wait for
+            its end (`sim.chunked_pipeline`).
         given_up: Requests in it whose clients gave up meanwhile: they leave when it ends.
         notes: What the log of decisions needs; None if there is none.
     """
@@ -43,6 +45,7 @@ class Flight:
         "decodes",
         "ends_ns",
         "given_up",
+        "goes_on",
         "group",
         "notes",
         "prefill_tokens",
@@ -74,6 +77,7 @@ class Flight:
         self.begun = True
         self.notes: DecisionNotes | None = None
         self.given_up: tuple[Request, ...] = ()
+        self.goes_on: tuple[Request, ...] = ()
 
     def carries(self, request: Request) -> bool:
         """Whether it computes tokens of the request."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sim.batches import Batches
 from sim.carrier import Carrier, Nics
 from sim.clock import Instant, Phase, now_ns
 from sim.local_prefill import InLine, head_comes_first
 from sim.records import HANDED_OVER, LOADED, TRANSFER_STARTED, Ahead, Lifetime
 from sim.replica import Replica
 from sim.request import Request
+from sim.staging import Staging
 from sim.streams import Streams
 from sim.transfer import Pull, Transfer, TransferSpec
 
@@ -37,7 +39,7 @@ class HandOver:
     """
 
     def __init__(self, live: LiveCluster, spec: TransferSpec) -> None:
-        self._live, self.spec = live, spec
+        self._live, self.env, self.spec = live, live.env, spec
         self.pulls: dict[Replica, deque[Pull]] = {}
         self.waiting: list[Pull] = []
         self.stranded: list[Pull] = []
@@ -46,6 +48,8 @@ class HandOver:
         self._called = False
         self._sent = 0
         self.streams = None if spec.overlap == "none" else Streams(self)
+        self._batches = None if spec.batch_wait_s is None else Batches(self)
+        self.staging = None if spec.staging is None else Staging(self)
         self._nics = Nics(live.env, spec) if spec.shares_links and live.network is None else None
         self.carrier: Carrier | None = live.network or self._nics
         local = live.spec.local_prefill is not None
@@ -56,6 +60,8 @@ class HandOver:
         self.pulls[replica] = deque()
         if self._nics is not None:
             self._nics.join(replica)
+        if self.staging is not None and replica.role == "prefill":
+            self.staging.join(replica)
         self.attach(replica)
 
     def attach(self, replica: Replica) -> None:
@@ -109,7 +115,10 @@ class HandOver:
         if self.streams is not None and self.streams.ended(replica, request, life):
             return
         self.call()
-        self.waiting.append(self.pull_of(life, replica, request, now_ns(self._live.env)))
+        pull = self.pull_of(life, replica, request, now_ns(self.env))
+        self.waiting.append(pull)
+        if self.staging is not None:
+            self.staging.prefilled(pull)
 
     def pull_of(self, life: Lifetime, source: Replica, held: Request, prefilled_ns: int) -> Pull:
         """A request, whose KV its source keeps, as a decode replica will see it."""
@@ -121,7 +130,7 @@ class HandOver:
         """There will be a phase (2d) in this instant."""
         if not self._called:
             self._called = True
-            Instant(self._live.env, 0, Phase.HAND_OVER).callbacks.append(self._hand_over)
+            Instant(self.env, 0, Phase.HAND_OVER).callbacks.append(self._hand_over)
 
     def _hand_over(self, _: Event) -> None:
         """Phase (2d): requests whose prefill has ended choose a decode replica."""
@@ -201,8 +210,16 @@ class HandOver:
         """Whether KV is on its way to the replica."""
         return any(transfer.target is replica for transfer in self.transfers.values())
 
+    @property
+    def in_motion(self) -> bool:
+        """Whether KV is on its way or is copied, or a request is about to be handed over."""
+        copying = self.staging is not None and self.staging.copying > 0
+        return copying or bool(self.transfers or self.waiting)
+
     def any_sent_whole(self) -> bool:
-        """Whether any KV is on its way whose prefill is over: its source will have room."""
+        """Whether any KV leaves its source whose prefill is over: there will be room."""
+        if self.staging is not None and self.staging.copying:
+            return True
         return any(transfer.prefilled_ns is not None for transfer in self.transfers.values())
 
     def unsent_blocks(self, replica: Replica) -> int:
@@ -221,40 +238,58 @@ class HandOver:
         """Send for the KV, but that of the leading blocks in which the target found its tokens."""
         source = pull.source
         block_tokens = source.kv.block_tokens
-        blocks = pull.held.held_blocks - found_tokens // block_tokens
+        blocks = source.kv.blocks_for(pull.held.prompt_tokens) - found_tokens // block_tokens
         size = blocks * block_tokens * source.spec.kv_bytes_per_token
-        now = now_ns(self._live.env)
+        now = now_ns(self.env)
         transfer = Transfer(
             pull.life, pull.request, source, pull.held, target, size, now, pull.prefilled_ns
         )
-        self.start(transfer)
+        self.transfers[pull.request.index] = transfer
+        if self.staging is None or not self.staging.delays(transfer):
+            self.dispatch(transfer)
+
+    def dispatch(self, transfer: Transfer) -> None:
+        """Send KV that is there, at once or as soon as its batch is sent."""
+        if self._batches is None:
+            self.start([transfer])
+        else:
+            self._batches.join(transfer)
         self.note_sent(transfer)
 
     def note_sent(self, transfer: Transfer) -> None:
         """The request, whose prefill has ended, is on its way."""
         self._live.note_event(transfer.life, TRANSFER_STARTED, transfer.target)
 
-    def start(self, transfer: Transfer, withheld: Fraction | None = None) -> None:
+    def pair_of(self, transfer: Transfer) -> Hashable:
+        """What transfers have in common that can be sent as one."""
+        source, target = transfer.source, transfer.target
+        if self.carrier is None:
+            return source, target
+        return self.carrier.pair(source, target, transfer.request.index)
+
+    def start(self, transfers: Sequence[Transfer], withheld: Fraction | None = None) -> None:
         """Send KV from now on.
 
         Args:
-            transfer: A new one.
-            withheld: Share of its bytes that waits for `release`; None: it waits for none.
+            transfers: New ones, which go as one, between the same replicas.
+            withheld: Share of the bytes that waits for `release`; None: it waits for none.
         """
-        self._sent += 1
-        transfer.order = self._sent
-        index, size = transfer.request.index, transfer.num_bytes
-        self.transfers[index] = transfer
-        transfer.withheld = withheld
+        now = now_ns(self.env)
+        for transfer in transfers:
+            self._sent += 1
+            transfer.order, transfer.start_ns, transfer.withheld = self._sent, now, withheld
+            self.transfers.pop(transfer.request.index, None)  # in order of start
+            self.transfers[transfer.request.index] = transfer
+        first, size = transfers[0], sum(transfer.num_bytes for transfer in transfers)
         if self.carrier is None:
-            transfer.due_ns = transfer.start_ns + self.spec.duration_ns(size)
+            first.due_ns = now + self.spec.duration_ns(size)
             if withheld is None:
-                self._ends_when_due(transfer)
+                self._end_when_due(transfers)
             return
-        arrived = partial(self.transferred, transfer)
-        transfer.end = self.carrier.send(
-            transfer.source, transfer.target, index, size, arrived, withheld=withheld
-        )
+        arrived, index = partial(self._arrived, transfers), first.request.index
+        end = self.carrier.send(first.source, first.target, index, size, arrived, withheld=withheld)
+        for transfer in transfers:
+            transfer.end = end
 
     def release(self, transfer: Transfer, share: Fraction | None = None) -> None:
         """More bytes may be sent, a latency from now.
@@ -266,20 +301,26 @@ class HandOver:
         assert transfer.withheld is not None
         if self.carrier is None:
             left = transfer.num_bytes * transfer.withheld
-            due_ns = now_ns(self._live.env) + self.spec.duration_ns(left)
+            due_ns = now_ns(self.env) + self.spec.duration_ns(left)
             transfer.due_ns = max(transfer.due_ns, due_ns)
             if share is None:
-                self._ends_when_due(transfer)
+                self._end_when_due([transfer])
         else:
             assert not isinstance(transfer.end, Instant | None)
             transfer.end.release(share)
         transfer.withheld = None if share is None else transfer.withheld - share
 
-    def _ends_when_due(self, transfer: Transfer) -> None:
+    def _end_when_due(self, transfers: Sequence[Transfer]) -> None:
         """Ends of one instant are applied in order of start (rule 1)."""
-        delay_ns = transfer.due_ns - now_ns(self._live.env)
-        transfer.end = Instant(self._live.env, delay_ns, Phase.TRANSFER_END + transfer.order)
-        transfer.end.callbacks.append(_Arrived(self, transfer))
+        first = transfers[0]
+        end = Instant(self.env, first.due_ns - now_ns(self.env), Phase.TRANSFER_END + first.order)
+        end.callbacks.append(lambda _: self._arrived(transfers))
+        for transfer in transfers:
+            transfer.end = end
+
+    def _arrived(self, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            self.transferred(transfer)
 
     def _row(self, transfer: Transfer, now: int) -> tuple[int, ...]:
         """What is recorded of a transfer that ends now: `sim.records.TRANSFER_COLUMNS`."""
@@ -295,9 +336,10 @@ class HandOver:
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
         request, source, target = transfer.request, transfer.source, transfer.target
-        live, now = self._live, now_ns(self._live.env)
+        live, now = self._live, now_ns(self.env)
         del self.transfers[request.index]
-        source.free_held(transfer.held)
+        if self.staging is None or not self.staging.transferred(transfer):
+            source.free_held(transfer.held)
         target.sync()
         target.kv.arrived(request)
         again = self.spec.recompute_last_token
@@ -323,7 +365,7 @@ class HandOver:
         if transfer is not None and transfer.prefilled_ns is not None:  # it ends as planned
             replica.sign_off(request)
             return True
-        if not not_sent(self.pulls[replica], life):
+        if not self._not_sent(self.pulls[replica], life):
             return False
         replica.sign_off(request)
         replica.forget(request)
@@ -332,7 +374,18 @@ class HandOver:
 
     def withdraw(self, life: Lifetime) -> bool:
         """It gives up a request that is in neither pool; False if none here is."""
-        return not_sent(self.waiting, life) or not_sent(self.stranded, life)
+        return self._not_sent(self.waiting, life) or self._not_sent(self.stranded, life)
+
+    def _not_sent(self, pulls: deque[Pull] | list[Pull], life: Lifetime) -> bool:
+        """Take out a request that waits for its transfer, and free its KV; False if it does not."""
+        pull = next((pull for pull in pulls if pull.life is life), None)
+        if pull is None:
+            return False
+        pulls.remove(pull)
+        if self.staging is None or not self.staging.given_up(pull):
+            pull.source.free_held(pull.held)
+            pull.source.notify()
+        return True
 
     def came_up(self) -> None:
         """Some replica takes requests again: those who wait for one try, in phase (2d)."""
@@ -431,17 +484,6 @@ class HandOver:
         target.notify()
 
 
-def not_sent(pulls: deque[Pull] | list[Pull], life: Lifetime) -> bool:
-    """Take out a request that waits for its transfer, and free its KV; False if it does not."""
-    pull = next((pull for pull in pulls if pull.life is life), None)
-    if pull is None:
-        return False
-    pulls.remove(pull)
-    pull.source.free_held(pull.held)
-    pull.source.notify()
-    return True
-
-
 @dataclass
 class _Onward:
     """The room on decode replicas, as the policy of a prefill replica asks for it."""
@@ -466,14 +508,3 @@ class _Onward:
             ahead.target.reserve(ahead)
         if self.streams is not None and ahead.stream is None:
             self.streams.admitted(self.replica, request, life)
-
-
-@dataclass
-class _Arrived:
-    """Callback: the end of a transfer."""
-
-    between: HandOver
-    transfer: Transfer
-
-    def __call__(self, _: Event) -> None:
-        self.between.transferred(self.transfer)

@@ -8,7 +8,7 @@ that are withheld (`sim.links`, rule 6) each part withholds the same share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm
@@ -105,6 +105,7 @@ class Network:
         self._joins_alike = joins_alike
         self._lanes: dict[tuple[object, object, int], list[Lane]] = {}
         self._bundles: dict[tuple[object, object, int], list[Bundle]] = {}
+        self._alone: dict[tuple[object, object, int], tuple[Fraction, int]] = {}
         self._classes: dict[Wire, int] = {}
         self._wires_of: dict[int, list[Wire]] = {}
         self._stale = False
@@ -343,16 +344,18 @@ class Network:
             assert link is not None
             self.links.change_bandwidth(link, rate)
 
+    def pair(self, source: object, target: object, request: int) -> Hashable:
+        """See `sim.carrier.Carrier`."""
+        return self._pair(source, target, request)
+
     def alone_ns(self, source: object, target: object, request: int, num_bytes: int) -> int:
         """See `sim.carrier.Carrier`; the link that would carry its bytes longest decides."""
-        lanes = self._lanes[self._pair(source, target, request)]
-        load: dict[Wire, Fraction] = {}
-        for lane in lanes:
-            for wire in lane.path:
-                load[wire] = load.get(wire, Fraction(0)) + lane.share
-        spans = [num_bytes * n / Fraction(wire.nominal_bytes_per_s) for wire, n in load.items()]
-        latency_ns = self.latency_ns + max((lane.latency_ns for lane in lanes), default=0)
-        return max(1, latency_ns + ceil(max(spans, default=Fraction(0)) * _NS_PER_S))
+        pair = self._pair(source, target, request)
+        if pair not in self._alone:
+            self._alone[pair] = _slowest(self._lanes[pair])
+        seconds_per_byte, latency_ns = self._alone[pair]
+        sent_ns = ceil(num_bytes * seconds_per_byte * _NS_PER_S)
+        return max(1, self.latency_ns + latency_ns + sent_ns)
 
     def slow_nics(self, member: object, factor: Fraction | float) -> None:
         """See `sim.carrier.Carrier`."""
@@ -384,6 +387,18 @@ class Network:
                 )
             )
         return tuple(made)
+
+
+def _slowest(lanes: Iterable[Lane]) -> tuple[Fraction, int]:
+    """Seconds per byte of a transfer alone on its links, and its longest latency, ns."""
+    load: dict[Wire, Fraction] = {}
+    latency_ns = 0
+    for lane in lanes:
+        latency_ns = max(latency_ns, lane.latency_ns)
+        for wire in lane.path:
+            load[wire] = load.get(wire, Fraction(0)) + lane.share
+    spans = [share / wire.nominal_bytes_per_s for wire, share in load.items()]
+    return max(spans, default=Fraction(0)), latency_ns
 
 
 def _count(lanes: Iterable[Lane], num_bytes: Fraction) -> None:

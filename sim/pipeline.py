@@ -45,7 +45,7 @@ _HOLDS_OUT = (Cause.NO_SEAT, Cause.NO_BLOCKS, Cause.BATCH_RUNNING)
 well: these find as many seats, no more free blocks, and the same batch running."""
 
 
-class _Ride:
+class Ride:
     """A batch on its way through the stages.
 
     Attributes:
@@ -100,8 +100,8 @@ class PipelineReplica(Replica):
         if not isinstance(spec.step_time, PipelineStepTime):
             name = type(spec.step_time).__name__
             raise ConfigError(f"a pipeline needs a step time for each stage, not one {name}")
-        self._stages: list[_Ride | None] = [None] * len(spec.step_time.stages)
-        self._run_ahead: _Ride | None = None
+        self._stages: list[Ride | None] = [None] * len(spec.step_time.stages)
+        self._run_ahead: Ride | None = None
         self._spare_groups: list[DecodeGroup] = []
         self._launched = 0
         self._busy_until_ns = 0
@@ -193,7 +193,7 @@ class PipelineReplica(Replica):
         for ride in sorted(rides, key=lambda ride: ride.iteration):
             self._lose_ride(ride, now)
 
-    def _lose_ride(self, ride: _Ride, now: int) -> None:
+    def _lose_ride(self, ride: Ride, now: int) -> None:
         flight = ride.flight
         flight.ends_ns = []
         began = flight.start_ns
@@ -256,10 +256,10 @@ class PipelineReplica(Replica):
         flight.ends_ns = [flight.start_ns] * n  # the length counts; the times follow
         if self._keeps_decisions:
             flight.notes = DecisionNotes(flight, self.state, self._newly_lost())
-        chunks = [request for request, _ in flight.chunks]
         group = self._empty_group() if flight.ticks else self.state.group
-        riders = self.state.send_away(chunks, decodes=flight.ticks, next_group=group)
-        ride = _Ride(flight, riders, self._models, self._launched)
+        leavers = self._leavers(flight)
+        riders = self.state.send_away(leavers, decodes=flight.ticks, next_group=group)
+        ride = Ride(flight, riders, self._models, self._launched)
         self.in_flight.append(flight)
         self._launched += n
         if n == 1:
@@ -269,7 +269,11 @@ class PipelineReplica(Replica):
         if self._check:
             self.verify()
 
-    def _enter(self, ride: _Ride, stage: int, now: int) -> None:
+    def _leavers(self, flight: Flight) -> list[Request]:
+        """Of those whose prompts it computes, who is out of sight until it is over."""
+        return [request for request, _ in flight.chunks]
+
+    def _enter(self, ride: Ride, stage: int, now: int) -> None:
         """The batch occupies a stage from now on, for the time of that stage at least."""
         self._stages[stage] = ride
         length = ride.models[stage].step_ns(ride.flight.work, ride.iteration)
@@ -298,7 +302,7 @@ class PipelineReplica(Replica):
         if news:
             self._ring()
 
-    def _end(self, ride: _Ride) -> None:
+    def _end(self, ride: Ride) -> None:
         """The batch has left the last stage: only now do its effects exist."""
         self.state.bring_back(ride.riders)
         self._landing = True
@@ -351,7 +355,7 @@ class PipelineReplica(Replica):
         """Whether who joins the queue now is kept out as those are who wait."""
         return super()._is_deaf(flight) and flight.batch.cause in _HOLDS_OUT
 
-    def _start_run(self, ride: _Ride, n: int) -> None:
+    def _start_run(self, ride: Ride, n: int) -> None:
         flight, start = ride.flight, ride.flight.start_ns
         for model in ride.models:
             if flight.chunks:
@@ -398,7 +402,7 @@ class PipelineReplica(Replica):
         if self._check:
             self.verify()
 
-    def _split(self, ride: _Ride, over: int) -> None:
+    def _split(self, ride: Ride, over: int) -> None:
         """Count the iterations of a run that are over; the next one is left, as a single one."""
         flight = ride.flight
         self._advance(flight, over)
@@ -416,7 +420,7 @@ class PipelineReplica(Replica):
         ride.iteration += over
         self._launched = ride.iteration + 1
 
-    def _place(self, ride: _Ride, lengths: list[int], now: int) -> None:
+    def _place(self, ride: Ride, lengths: list[int], now: int) -> None:
         """Put a batch that was alone into the stage where it is at this moment."""
         ride.stage, ride.entered_ns = 0, ride.flight.start_ns
         ride.ready_ns = ride.entered_ns + lengths[0]
@@ -429,7 +433,7 @@ class PipelineReplica(Replica):
         end = Instant(self.env, ride.ready_ns - now, self._step_end)
         end.callbacks.append(self._stage_ends)
 
-    def _void_run(self, ride: _Ride) -> None:
+    def _void_run(self, ride: Ride) -> None:
         self.sync()
         self._run_ahead = None
         self._wake.callbacks.clear()
@@ -441,7 +445,7 @@ class PipelineReplica(Replica):
         if over:
             self._count(ride.flight, over)
 
-    def _lose(self, ride: _Ride) -> None:
+    def _lose(self, ride: Ride) -> None:
         """The iteration under way never happened; its requests are as they were before it."""
         self._advance(ride.flight, ride.flight.applied)
         self.in_flight.remove(ride.flight)
@@ -464,13 +468,13 @@ class PipelineReplica(Replica):
     def _counted_until_ns(self) -> int:
         return self._busy_until_ns
 
-    def _log_stage(self, ride: _Ride, now: int) -> None:
+    def _log_stage(self, ride: Ride, now: int) -> None:
         busy = ride.ready_ns - ride.entered_ns
         self.stage_busy_ns[ride.stage] += busy
         if self._logs_stages:
             self._log(ride, 1, ride.stage, ride.entered_ns, now, busy)
 
-    def _log_run(self, ride: _Ride, n: int) -> None:
+    def _log_run(self, ride: Ride, n: int) -> None:
         """One row of each stage for the first `n` iterations of a run."""
         start = ride.flight.start_ns
         end = ride.flight.ends_ns[n - 1] - sum(of_stage[n - 1] for of_stage in ride.lengths)
@@ -482,7 +486,7 @@ class PipelineReplica(Replica):
                 self._log(ride, n, stage, start, end, busy)
             start += of_stage[0]
 
-    def _log(self, ride: _Ride, n: int, stage: int, start: int, end: int, busy: int) -> None:
+    def _log(self, ride: Ride, n: int, stage: int, start: int, end: int, busy: int) -> None:
         used, waiting = self.kv.total_blocks - self.kv.free_blocks, len(self.state.waiting)
         self._recorder.step(self.place, ride.flight, n, start, end, used, waiting, stage + 1, busy)
 

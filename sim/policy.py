@@ -45,6 +45,8 @@ class ReplicaState:
         prefilling: Those of `running` whose prefill is not complete, in the same order.
         away: Number of requests in batches under way on a replica with several stages: they keep
             their seats and blocks, and are neither scheduled nor preempted (rules 55 and 86).
+        afoot: Of `running`, those with chunks in batches under way, and in how many, whose next
+            chunk may be scheduled all the same (`sim.chunked_pipeline`); they are no victims.
         loaded: Decode role: requests whose KV has arrived and that do not run yet.
         group: The decoding requests as a whole: their number, context and needs of blocks.
         now_ns: The instant of this pass.
@@ -87,6 +89,7 @@ class ReplicaState:
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
         self.away = 0
+        self.afoot: dict[Request, int] = {}
         self.loaded: deque[Request] = deque()
         self.group = DecodeGroup(kv.block_tokens)
         self.paused: dict[Request, None] = {}
@@ -191,6 +194,19 @@ class ReplicaState:
             self.group = next_group
         self.away += len(riders.running)
         return riders
+
+    def send_after(self, request: Request, riders: Riders) -> None:
+        """One more request leaves sight, with a batch that is under way already."""
+        for here, there in (
+            (self.running, riders.running),
+            (self.prefilling, riders.prefilling),
+        ):
+            del here[request]
+            there[request] = None
+            in_order = _in_order(there)
+            there.clear()
+            there.update(in_order)
+        self.away += 1
 
     def bring_back(self, riders: Riders) -> None:
         """Their batch has left the last stage: they are running again, in their old places.
@@ -303,14 +319,23 @@ class ReplicaState:
         total = request.computed_tokens + tokens
         need = max(0, self.kv.blocks_for(total) - self.kv.held(request))
         while self.kv.free_blocks < max(need, spare_blocks):
-            victim = self.order.victim(request, later)
-            if victim is request and self.away:
+            victim = self._victim(request, later)
+            if victim is request and (self.away or self.afoot):
                 self.hold_back(request)
                 return False
             self.preempt(victim)
             if victim is request:
                 return False
         return self.kv.allocate(request, total)
+
+    def _victim(self, request: Request, later: deque[Request]) -> Request:
+        """Who gives up its memory: taken out of `later`, or `request` itself."""
+        if not self.afoot:
+            return self.order.victim(request, later)
+        victim = self.order.victim(request, deque(r for r in later if r not in self.afoot))
+        if victim is not request:
+            later.remove(victim)
+        return victim
 
     def hold_back(self, request: Request) -> None:
         """It stays as it is and is not scheduled in this pass, others of it being under way."""
@@ -415,11 +440,13 @@ class Policy:
         pulls_need_seat: A decode replica reserves for a transfer only while it has a free seat.
         preemptible: A queue order that preempts (`mlfq`) may do so before the policy decides.
         deliver_at_batch_end: Clients get all tokens when the batch is over.
+        cuts_prompts: It may compute a prompt in chunks, over several iterations.
         alone: It runs only where replicas prefill and decode, in one stage, and sorts its queue
             itself: no prefill or decode pool, no pipeline, no queue order but first come.
     """
 
     clairvoyant: ClassVar[bool] = False
+    cuts_prompts: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     joins_loaded: ClassVar[bool] = True
     prefills_who_waits: ClassVar[bool] = True
@@ -429,6 +456,11 @@ class Policy:
     @property
     def seats(self) -> int:
         """Most requests that run at once."""
+        return 1 << 60
+
+    @property
+    def most_chunk_tokens(self) -> int:
+        """Most tokens of one prompt that an iteration computes."""
         return 1 << 60
 
     @property

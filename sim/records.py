@@ -123,6 +123,7 @@ class Lifetime:
         "order",
         "predicted_tokens",
         "preemptions",
+        "prefill_due_ns",
         "prefill_end_ns",
         "recomputed_tokens",
         "replica",
@@ -149,6 +150,7 @@ class Lifetime:
         self.finish_seq = -1
         self.replica = self.decode_replica = -1
         self.first_scheduled_ns = self.prefill_end_ns = NEVER
+        self.prefill_due_ns = NEVER  # when it was predicted to be over, if it was
         self.first_token_ns = self.last_token_ns = NEVER
         self.preemptions = self.recomputed_tokens = self.cached_tokens = 0
         self.lost_tokens = 0  # in its last preemption
@@ -260,6 +262,8 @@ class ReplicaInfo:
         lost_blocks: Blocks of a prefix cache that lost their content; None without a cache.
         found_tokens: Found cached by all admissions, those after a preemption included.
         asked_tokens: Known at these admissions.
+        staged_bytes: KV copied to its staging memory (`sim.staging`).
+        staging_peak_bytes: The most that this held.
         joined_ns: When it joined its pool, up or still starting.
         left_ns: When it was gone, drained or called off; -1 if it was there at the end.
     """
@@ -287,6 +291,8 @@ class ReplicaInfo:
     lost_blocks: int | None = None
     found_tokens: int = 0
     asked_tokens: int = 0
+    staged_bytes: int = 0
+    staging_peak_bytes: int = 0
     joined_ns: int = 0
     left_ns: int = NEVER
 

@@ -167,8 +167,12 @@ class ReplicaAccounts(ReplicaParts):
             room = kv.held(request) * kv.block_tokens
             assert request.computed_tokens <= room, f"{request} has {room} tokens of memory"
         for flight in self.in_flight:
-            for request, tokens in flight.chunks:
-                last = request.computed_then + tokens
-                assert request.computed_then < last <= request.target_tokens, f"bad chunk {tokens}"
-                room = kv.held(request) * kv.block_tokens
-                assert last <= room, f"{request}: {room} tokens of memory for a chunk of {tokens}"
+            self._check_chunks(flight)
+
+    def _check_chunks(self, flight: Flight) -> None:
+        """Assert that what is computed has memory."""
+        for request, tokens in flight.chunks:
+            last = request.computed_then + tokens
+            assert request.computed_then < last <= request.target_tokens, f"bad chunk {tokens}"
+            room = self.kv.held(request) * self.kv.block_tokens
+            assert last <= room, f"{request}: {room} tokens of memory for a chunk of {tokens}"

@@ -91,8 +91,8 @@ class ReplicaEnds(ReplicaPresent):
 
     def _apply_single(self, flight: Flight, now: int) -> None:
         """Apply a flight of one iteration: as `_advance`, but there is nothing to take ahead."""
-        for request, tokens in flight.chunks:
-            request.computed_then += tokens
+        if flight.chunks:
+            self._apply_chunks(flight)
         if flight.ticks:
             group = flight.group
             group.clock += 1
@@ -100,6 +100,10 @@ class ReplicaEnds(ReplicaPresent):
             group.taken = False
             if group.late:
                 group.activate_late()
+
+    def _apply_chunks(self, flight: Flight) -> None:
+        for request, tokens in flight.chunks:
+            request.computed_then += tokens
 
     def _finish_decodes(self, group: DecodeGroup, done: list[Request]) -> None:
         """Requests that emitted their last token here with the tick just completed."""
@@ -134,6 +138,7 @@ class ReplicaEnds(ReplicaPresent):
                 leaves = True
             else:
                 complete = request.computed_then == request.target_tokens
+                complete = complete and request not in flight.goes_on
                 leaves = complete and self._prefilled(request, now)
                 if self._tells_chunks and not complete:
                     self._surroundings.computed(self._this, request, self.lives[request])

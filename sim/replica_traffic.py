@@ -160,7 +160,7 @@ class ReplicaTraffic(ReplicaEnds):
         self.relieved()
         self.notify()
         self.sync()
-        flight = next((x for x in self.in_flight if x.carries(request)), None)
+        flight = next((x for x in reversed(self.in_flight) if x.carries(request)), None)
         if request.group is not None:
             self._leave_group(request)
         self.sign_off(request)

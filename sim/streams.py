@@ -125,4 +125,4 @@ class Streams:
         size, now = self._size(replica, request, life), now_ns(replica.env)
         stream = Transfer(life, ahead.request, replica, request, ahead.target, size, now, None)
         ahead.stream = stream
-        self._between.start(stream, withheld)
+        self._between.start([stream], withheld)

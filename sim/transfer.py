@@ -17,6 +17,23 @@ Overlap = Literal["none", "layerwise", "chunked"]
 
 
 @dataclass(frozen=True)
+class StagingSpec:
+    """Memory at each prefill replica in which KV waits for its transfer (`sim.staging`).
+
+    Attributes:
+        num_bytes: Its size.
+        bandwidth_bytes_per_s: At which KV is copied there.
+    """
+
+    num_bytes: int
+    bandwidth_bytes_per_s: float
+
+    def copy_ns(self, num_bytes: int) -> int:
+        """Length of a copy, ns, rounded half to even, at least 1."""
+        return max(1, round(num_bytes / self.bandwidth_bytes_per_s * 1e9))
+
+
+@dataclass(frozen=True)
 class TransferSpec:
     """How KV gets from a prefill to a decode replica, in whole blocks.
 
@@ -60,6 +77,12 @@ class TransferSpec:
         layers: Equal parts of a layer-wise transfer: the layers of the model.
         layerwise_above_tokens: Prompts up to this length are sent when their prefill has ended,
             longer ones layer by layer.
+        message_bytes: A transfer is many messages of this size; None where that costs nothing.
+        per_message_s: Between two of them, at least: see `sim.batches`.
+        batch_wait_s: Transfers of one source and target wait so long for company, and go as one (0:
+            those of one instant); None: each goes by itself. See `sim.batches`.
+        batch_bytes: A batch of so much does not wait any more; None: it always does.
+        staging: Memory at the source in which KV waits; None: it waits on the GPU.
     """
 
     bandwidth_bytes_per_s: float | None
@@ -73,11 +96,39 @@ class TransferSpec:
     overlap: Overlap = "none"
     layers: int = 0
     layerwise_above_tokens: int = 0
+    message_bytes: int | None = None
+    per_message_s: float = 0.0
+    batch_wait_s: float | None = None
+    batch_bytes: int | None = None
+    staging: StagingSpec | None = None
 
     def __post_init__(self) -> None:
+        if self.staging is not None and self.push:
+            raise ConfigError(
+                "transfer.staging: with start: push the target's blocks are there before the "
+                "prefill begins, and nothing waits; try start: pull, or leave it out"
+            )
+        if self.batch_wait_s is None and self.batch_bytes is not None:
+            raise ConfigError(
+                f"transfer.batch_bytes: {self.batch_bytes}: needs batch_wait_s, for how long a "
+                "smaller batch waits; 0: those of one instant go together"
+            )
+        if (self.message_bytes is None) != (self.per_message_s == 0):
+            raise ConfigError(
+                "transfer.message_bytes and per_message_s say together how fast messages are sent; "
+                "give both, or neither"
+            )
         self._check_share()
+        self._check_overlap()
+
+    def _check_overlap(self) -> None:
         if self.overlap == "none":
             return
+        if self.batch_wait_s is not None:
+            raise ConfigError(
+                f"transfer.batch_wait_s: {self.batch_wait_s:g}: what is sent while its prefill "
+                "goes on joins no batch; try overlap: none, or leave it out"
+            )
         if not self.push:
             raise ConfigError(
                 f"transfer.overlap: {self.overlap}: needs start: push, so that the decode side has "
@@ -105,9 +156,24 @@ class TransferSpec:
 
     def duration_ns(self, num_bytes: Fraction | float) -> int:
         """Length of a transfer, ns, rounded half to even, at least 1."""
-        assert self.bandwidth_bytes_per_s is not None
+        rate = self.bandwidth_bytes_per_s
+        assert rate is not None
+        if self.message_rate is not None:
+            rate = min(rate, float(self.message_rate))
         size = float(num_bytes) if isinstance(num_bytes, Fraction) else num_bytes
-        return max(1, round((self.latency_s + size / self.bandwidth_bytes_per_s) * 1e9))
+        return max(1, round((self.latency_s + size / rate) * 1e9))
+
+    @property
+    def message_rate(self) -> Fraction | None:
+        """Bytes per second that messages allow; None where they cost nothing."""
+        if self.message_bytes is None:
+            return None
+        return Fraction(self.message_bytes * 10**9, max(1, round(self.per_message_s * 1e9)))
+
+    @property
+    def batch_wait_ns(self) -> int:
+        """For how long a batch waits, rounded half to even."""
+        return round((self.batch_wait_s or 0.0) * 1e9)
 
     @property
     def latency_ns(self) -> int:

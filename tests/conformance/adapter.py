@@ -4,9 +4,9 @@ Beyond that format: any of our routers by name, ``order`` of a replica and ``pre
 workload by name, ``priority``, ``deadline_ns``, ``cancel_at_ns`` and ``cancel_after_s`` of a
 request, ``host_bandwidth``, ``kv_bytes_per_token`` and ``nic_bytes_per_s`` of a replica,
 ``recompute_last_token``, ``sharing``, ``blocks_decode``, ``start``, ``decode_first``,
-``max_waiting_share``, ``overlap``, ``layers`` and ``layerwise_above_tokens`` of the transfer,
-``local_prefill`` of two pools, and ``stages`` of a replica: a step time for each, with the ``link``
-between them.
+``max_waiting_share``, ``overlap``, ``layers``, ``layerwise_above_tokens`` and all that concerns
+messages, batches and staging (bytes, bandwidth) of the transfer, ``local_prefill`` of two pools and
+``stages`` of a replica: a step time for each, with the ``link`` between them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
-from sim.transfer import TransferSpec
+from sim.transfer import StagingSpec, TransferSpec
 from tests.conformance.cases import Observed, by_start
 from tests.conformance.workloads import Spec
 
@@ -124,6 +124,11 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
         overlap=wire.get("overlap", "none"),
         layers=wire.get("layers", 0),
         layerwise_above_tokens=wire.get("layerwise_above_tokens", 0),
+        message_bytes=wire.get("message_bytes"),
+        per_message_s=wire.get("per_message_s", 0.0),
+        batch_wait_s=wire.get("batch_wait_s"),
+        batch_bytes=wire.get("batch_bytes"),
+        staging=StagingSpec(*wire["staging"]) if "staging" in wire else None,
         decode_first=wire.get("decode_first", False),
         max_waiting_share=wire.get("max_waiting_share"),
     )

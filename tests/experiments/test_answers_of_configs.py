@@ -126,12 +126,35 @@ def swapping_beats_recomputing(m: Metrics) -> bool:
     )
 
 
+def moving_helps(m: Metrics) -> bool:
+    none, live, stop, again = (m[label] for label in ("none", "live", "stop", "recompute"))
+    return (
+        live["ttft_s"]["p99"] < none["ttft_s"]["p99"] / 2
+        and live["preemptions"] < none["preemptions"] / 2
+        and stop["preemptions"] < none["preemptions"] / 2
+        and max(live["ttft_s"]["p99"], stop["ttft_s"]["p99"]) < again["ttft_s"]["p99"]
+        and live["slo_attainment"] > none["slo_attainment"]
+    )
+
+
+def faster_links_wait_less(m: Metrics) -> bool:
+    by_speed = [m[label] for label in ("eth25", "eth100", "ib200", "ib400", "nvlink")]
+    for statistic in ("mean", "p99"):
+        waits = [x["decode_wait_s"][statistic] for x in by_speed]
+        if waits != sorted(waits, reverse=True):
+            return False
+    met = [x["slo_attainment"] for x in by_speed]
+    return met == sorted(met) and met[0] < 0.5 and met[1] > 0.95
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
         ("conditional_disaggregation", short_prompts_stay, "Short prompts should stay"),
         ("llm_d", what_is_cached_need_not_go_round, "No: where the decode replica prefills"),
         ("distserve", swapping_beats_recomputing, "They keep the first token quick"),
+        ("migration", moving_helps, "Yes: live migration takes the P99 TTFT from"),
+        ("pd_network", faster_links_wait_less, "Below a point it decides everything"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ import pytest
 from experiments import bundle, cluster
 from experiments.bundle import Bundle
 from experiments.config import load
+from experiments.looks import SCREEN
+from experiments.timeline_figure import timeline_drawings
 from experiments.variant import run_variant
 from sim import specs
 from sim.errors import ConfigError
-from sim.records import STATES
+from sim.records import CHANGES, STATES
 from sim.startup import WarmUp
 
 BASE: dict[str, Any] = {
@@ -122,6 +126,71 @@ def test_variants_see_the_same_drawn_failures() -> None:
     assert [x["at_s"] for x in few[:4]] == [x["at_s"] for x in many if x["replica"] == "replica-0"][
         :4
     ]
+
+
+DRAWN: dict[str, Any] = {
+    **BASE,
+    "replicas": 2,
+    "failures": {"mtbf_s": 4, "mttr_s": 1},
+    "stragglers": SLOW,
+    "restart": {"load_s": 0.5, "warm_up": {"iterations": 5, "factor": 1.5}},
+}
+
+_RUN = """
+import sys
+from pathlib import Path
+from experiments.config import load
+from experiments.run import jobs_of, run_jobs
+from tests.experiments.test_config_changes import DRAWN
+plan = load(DRAWN)
+run_jobs(jobs_of(plan, Path(sys.argv[1])), plan, 1)
+"""
+
+
+def test_the_same_seed_gives_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
+    files = []
+    for name in ("a", "b"):
+        out = tmp_path / name
+        subprocess.run([sys.executable, "-c", _RUN, str(out)], check=True)
+        (folder,) = out.iterdir()
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        assert files[-1].pop("wallclock.json")
+    assert files[0] == files[1]
+    assert len(files[0]["changes.parquet"]) > 0
+
+
+def test_changes_are_a_table_of_the_bundle(tmp_path: Path) -> None:
+    plan = load(DRAWN)
+    made = run_variant(plan.variants[0], plan.folder)
+    bundle.write(made, tmp_path / "bundle")
+    got = bundle.read(tmp_path / "bundle")
+    told = made.summary["changes"]["events"]
+    assert [CHANGES[code] for code in got.changes["change"]] == [x["change"] for x in told]
+    assert got.changes["time_ns"].tolist() == [round(x["at_s"] * 1e9) for x in told]
+    assert {x["change"] for x in told} >= {"failed", "restored", "up", "slowed", "normal"}
+
+
+def test_a_bundle_without_the_table_is_read(tmp_path: Path) -> None:
+    plan = load(DRAWN)
+    bundle.write(run_variant(plan.variants[0], plan.folder), tmp_path / "bundle")
+    (tmp_path / "bundle" / "changes.parquet").unlink()
+    assert not len(bundle.read(tmp_path / "bundle").changes["time_ns"])
+
+
+def test_changes_are_marked_in_the_figure_over_time() -> None:
+    got = run(replicas=2, events=[FAILS, COMES_BACK])
+    (drawing,) = timeline_drawings([got])
+    rows = [row for row in drawing.rows if row[1].startswith("replica-0")]
+    moved = int(got.requests["rerouted"].sum())
+    assert [row[1:] for row in rows] == [
+        ("replica-0 failed", 3.0, moved),
+        ("replica-0 restored", 5.0, 0),
+    ]
+    figure = drawing.make(SCREEN, "log")
+    marks = [trace for trace in figure.data if trace.line.dash == "dot" and trace.text]
+    assert len(marks) == 3  # one of each panel
+    assert f"3 s: replica-0 failed, {moved} requests lost" in marks[0].text[0]
+    assert timeline_drawings([run()]) == []
 
 
 def test_without_events_nothing_is_said() -> None:

@@ -302,6 +302,31 @@ MISUSES = [
         "set that, or leave it out",
     ),
     (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, batch_bytes: 1000000}}",
+        "c.yaml: pools.transfer.batch_bytes: 1000000: needs batch_wait_s, for how long a smaller "
+        "batch waits; 0: those of one instant go together",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, batch_wait_s: 0, start: push, overlap: layerwise}}",
+        "c.yaml: pools.transfer.batch_wait_s: 0: what is sent while its prefill goes on joins no "
+        "batch; try overlap: none, or leave it out",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, message_bytes: 65536}}",
+        "c.yaml: pools.transfer.message_bytes: 65536: says with per_message_s how fast messages "
+        "are sent; give both, or neither",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, start: push, "
+        "staging: {bytes: 1e9, bandwidth_bytes_per_s: 1e9}}}",
+        "c.yaml: pools.transfer.staging: with start: push the target's blocks are there before the "
+        "prefill begins, and nothing waits; try start: pull, or leave it out",
+    ),
+    (
         BASE + "nic_bytes_per_s: 1e9",
         "c.yaml: nic_bytes_per_s: 1e+09: counts where transfers share links only; leave it out",
     ),
@@ -314,8 +339,8 @@ MISUSES = [
     (
         BASE + "pools: {mixed: {replicas: 1}, prefill: {replicas: 1}, decode: {replicas: 1}, "
         "transfer: {bandwidth_bytes_per_s: 1e9}}",
-        "c.yaml: pools.mixed: pools has no such option; choose one of colocated, decode, prefill, "
-        "transfer",
+        "c.yaml: pools.mixed: pools has no such option; choose one of colocated, decode, "
+        "local_prefill, prefill, transfer",
     ),
     (BASE + "decode_router: random", "c.yaml: decode_router: there is no decode pool; try router"),
     (

@@ -155,7 +155,8 @@ CLASSES = {"name": "class-aware", "classes": {"chat": [0, 1]}}
         ),
         (
             {"admission": {"early_rejection": {}}},
-            "config: admission.early_rejection: needs a limit: give max_ttft_s, or classes",
+            "config: admission.early_rejection: needs a limit: give max_ttft_s, classes "
+            "or decode_load",
         ),
         (
             {"admission": {"rate_limit": {"tokens_per_s": 5}}},

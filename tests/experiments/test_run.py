@@ -72,6 +72,7 @@ def test_the_same_seed_gives_the_same_bytes_but_for_the_wall_clock(tmp_path: Pat
         assert b.pop("wallclock.json")
         assert a == b
         assert sorted(a) == [
+            "changes.parquet",
             "config.yaml",
             "environment.json",
             "itl.parquet",
@@ -112,7 +113,7 @@ def test_what_is_read_back_is_what_was_written(tmp_path: Path) -> None:
         assert back.reasons == made.reasons
         assert back.notes == made.notes
         assert back.summary == json.loads(json.dumps(made.summary))
-        for name in ("requests", "series", "transfers", "steps"):
+        for name in ("requests", "series", "transfers", "changes", "steps"):
             written, read = getattr(made, name), getattr(back, name)
             assert list(read) == list(written)
             for column, values in written.items():

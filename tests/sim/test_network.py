@@ -15,7 +15,7 @@ from sim.errors import ConfigError
 from sim.kv_shards import KvShards, parts_between, whole
 from sim.network import Network
 from sim.topology import Gpu, LinkSpec, NodeSpec, Placement, Seat, Topology
-from tests.sim.test_links import Change, Sent, fluid_with_changes
+from tests.reference.fluid import finish
 
 GB = 1e9  # bytes per ns, where a rate is per second
 
@@ -293,38 +293,40 @@ def order_of(drawn: Drawn) -> list[int]:
 
 
 def by_parts(drawn: Drawn) -> list[int]:
-    """The same as single flows of a fluid over single links."""
+    """The same as single flows over single links, by the independent fluid."""
     network = Network(Clock(initial_time=0), drawn.topology, joins_alike=False)
     members = [*drawn.seats, *drawn.late]
     known: dict[int, set[str]] = {}
     for i, needs in enumerate(members):
         network.join(i, needs, str(i))
         known[i] = set(network.wires)
-    wires = list(network.wires.values())
-    number = {wire: k for k, wire in enumerate(wires)}
-    rates = [float(wire.bytes_per_s) for wire in wires]
-    flows: list[Sent] = []
-    owner: list[int] = []
+    flows: list[dict[str, object]] = []
     for i in order_of(drawn):
         _, source, target, size = drawn.sends[i]
         a, b = network._members[source], network._members[target]
-        bytes_per_token = a.seat.shards.bytes_per_token
-        for part in parts_between(a.seat.shards, b.seat.shards, i):
+        for k, part in enumerate(parts_between(a.seat.shards, b.seat.shards, i)):
             path = network._path(a, part.source, b, part.target)
-            share = Fraction(size * part.cells, bytes_per_token) if path else 0
-            links = tuple(number[wire] for wire in path)
-            latency = sum(wire.latency_ns for wire in path)
-            flows.append(Sent(starts(drawn)[i], share, links, latency))
-            owner.append(i)
-    changes = []
-    for at_ns, node, kind, factor in drawn.changes:
+            share = Fraction(size * part.cells, a.seat.shards.bytes_per_token) if path else 0
+            flows.append(
+                {
+                    "id": (i, k),
+                    "links": [wire.name for wire in path],
+                    "bytes": share,
+                    "start": starts(drawn)[i],
+                    "latency": sum(wire.latency_ns for wire in path),
+                }
+            )
+    rates: dict[str, dict[int, Fraction]] = {
+        wire.name: {0: Fraction(wire.nominal_bytes_per_s)} for wire in network.wires.values()
+    }
+    for at_ns, node, kind, factor in sorted(drawn.changes, key=lambda change: change[0]):
         there = known[len(drawn.seats) - 1] if at_ns < LATE_NS else known[len(members) - 1]
-        chosen = [w for w in network.wires_of(node, kind) if w.name in there][:1]
-        changes += [Change(at_ns, number[w], w.nominal_bytes_per_s * factor) for w in chosen]
-    done = fluid_with_changes(rates, flows, changes)
+        for wire in [w for w in network.wires_of(node, kind) if w.name in there][:1]:
+            rates[wire.name][at_ns] = wire.nominal_bytes_per_s * Fraction(factor)
+    done = finish({name: list(map(list, each.items())) for name, each in rates.items()}, flows)
     last = [-1] * len(drawn.sends)
-    for i, end_ns in zip(owner, done, strict=True):
-        last[i] = max(last[i], end_ns)
+    for (i, _), end in done.items():
+        last[i] = max(last[i], end.applied)
     return last
 
 
