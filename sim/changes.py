@@ -2,9 +2,10 @@
 
 Changes happen in phase (2c) of their instants, in the order in which they are given.
 
-- ``fail``: the step in flight is lost whole and logged as lost, up to now; the KV of the replica,
-  its cache and its host memory are gone. Re-routed in phase (3) are, in this order: those running,
-  loaded, those whose KV is kept for the decode side as their prefills ended, swapped out, waiting.
+- ``fail``: the step in flight (of a pipeline, the batches in all stages, oldest first) is lost
+  whole and logged as lost, up to now; the KV of the replica, its cache and its host memory are
+  gone. Re-routed in phase (3) are, in this order: those running, loaded, those whose KV is kept for
+  the decode side as their prefills ended, swapped out, waiting.
   (Rule 79 does not name swapped requests: they are the first of those that wait, as in rule 20.) Or
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).

@@ -51,7 +51,14 @@ def stable_first_wins(m: Metrics) -> bool:
 def failures_cost(m: Metrics) -> bool:
     met = [m[label]["slo_attainment"] for label in ("none", "one", "two", "three")]
     late = [m[label]["ttft_s"]["p99"] for label in ("none", "one", "two", "three")]
-    return met == sorted(met, reverse=True) and late == sorted(late) and met[0] > met[2] + 0.1
+    drawn = [m[label]["slo_attainment"] for label in ("none", "rare", "often")]
+    return (
+        met == sorted(met, reverse=True)
+        and late == sorted(late)
+        and met[0] > met[2] + 0.1
+        and drawn == sorted(drawn, reverse=True)
+        and drawn[1] > drawn[2] + 0.1
+    )
 
 
 def two_h100_are_cheapest(m: Metrics) -> bool:
@@ -126,6 +133,16 @@ def swapping_beats_recomputing(m: Metrics) -> bool:
     )
 
 
+def fetching_prefixes_pays(m: Metrics) -> bool:
+    robin, aware, fetch = m["round robin"], m["cache-aware"], m["with fetch"]
+    return (
+        fetch["ttft_s"]["mean"] < 0.9 * aware["ttft_s"]["mean"]
+        and aware["ttft_s"]["mean"] < robin["ttft_s"]["mean"] / 2
+        and fetch["slo_attainment"] > aware["slo_attainment"] > robin["slo_attainment"]
+        and aware["prefix_hit_rate_tokens"] > robin["prefix_hit_rate_tokens"]
+    )
+
+
 def moving_helps(m: Metrics) -> bool:
     none, live, stop, again = (m[label] for label in ("none", "live", "stop", "recompute"))
     return (
@@ -155,6 +172,7 @@ def faster_links_wait_less(m: Metrics) -> bool:
         ("distserve", swapping_beats_recomputing, "They keep the first token quick"),
         ("migration", moving_helps, "Yes: live migration takes the P99 TTFT from"),
         ("pd_network", faster_links_wait_less, "Below a point it decides everything"),
+        ("mooncake", fetching_prefixes_pays, "Fetching prefixes brings the mean TTFT to"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),

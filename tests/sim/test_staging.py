@@ -178,6 +178,30 @@ def test_stepping_gives_the_same_integers_and_the_buffer_holds(
     assert staged_bytes > 0 or not fits
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 120), st.integers(1, 14), st.integers(2, 12)),
+        min_size=1,
+        max_size=9,
+    ),
+    st.lists(REPLICAS, min_size=1, max_size=2),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["none", "max-min"]),
+)
+def test_with_a_large_buffer_the_decode_side_holds_nothing_back(
+    rows: list[Request], prefill: list[dict[str, Any]], bytes_per_us: int, sharing: str
+) -> None:
+    rows = sorted(rows)
+    seen = []
+    for decode in ([replica("orca", 7)], [replica("vllm-v1", 100)] * 3):
+        layout = pools(prefill, decode)
+        got = staged(rows, 10**6, bytes_per_us, layout, sharing=sharing, fast_forward=True)
+        assert got.states.count("finished") + got.states.count("rejected") == len(rows)
+        seen.append(([t[:1] for t in got.tokens], [got.steps.get(f"prefill{i}") for i in (0, 1)]))
+    assert seen[0] == seen[1]
+
+
 def test_a_staging_buffer_is_refused_where_it_has_no_use() -> None:
     with pytest.raises(ConfigError, match="staging: with start: push"):
         TransferSpec(1e9, push=True, staging=StagingSpec(8, 1e9))
