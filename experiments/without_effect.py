@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import conditional, prefix_fetch
+from experiments import conditional, migration, prefix_fetch
 from experiments.names import canonical
 from sim.cluster import Cluster
 from sim.policy import Policy
@@ -36,6 +36,7 @@ def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_of_limits(experiment),
         *conditional.without_effect(experiment),
         *prefix_fetch.without_effect(experiment, cluster.entry),
+        *migration.without_effect(experiment, cluster.decode or cluster.entry),
     ]
 
 

@@ -102,6 +102,16 @@ def loading_pays(m: Metrics) -> bool:
     )
 
 
+def fetching_prefixes_pays(m: Metrics) -> bool:
+    robin, aware, fetch = m["round robin"], m["cache-aware"], m["with fetch"]
+    return (
+        fetch["ttft_s"]["mean"] < 0.9 * aware["ttft_s"]["mean"]
+        and aware["ttft_s"]["mean"] < robin["ttft_s"]["mean"] / 2
+        and fetch["slo_attainment"] > aware["slo_attainment"] > robin["slo_attainment"]
+        and aware["prefix_hit_rate_tokens"] > robin["prefix_hit_rate_tokens"]
+    )
+
+
 def moving_helps(m: Metrics) -> bool:
     none, live, stop, again = (m[label] for label in ("none", "live", "stop", "recompute"))
     return (
@@ -128,6 +138,7 @@ def faster_links_wait_less(m: Metrics) -> bool:
     [
         ("migration", moving_helps, "Yes: live migration takes the P99 TTFT from"),
         ("pd_network", faster_links_wait_less, "Below a point it decides everything"),
+        ("mooncake", fetching_prefixes_pays, "Fetching prefixes brings the mean TTFT to"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
