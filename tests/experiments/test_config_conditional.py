@@ -62,6 +62,10 @@ def test_short_prompts_stay_and_long_ones_do_not() -> None:
             ["pools.local_prefill.max_queue=2", "pools.decode.policy=static"],
             "policy.name: static: prefills nobody on a decode replica",
         ),
+        (
+            ["pools.transfer.max_waiting_share=0.05"],
+            "pools.transfer.max_waiting_share: 0.05: is for a decode side that pulls",
+        ),
         (["pools.transfer.decode_first=1"], "pools.transfer.decode_first: 1"),
     ],
 )
