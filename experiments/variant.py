@@ -35,11 +35,13 @@ from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload
 from sim.cache_metrics import has_cache, saved_prefill_each_s
+from sim.cluster import Cluster
 from sim.event_loop import simulate
 from sim.metrics import Gaps, Ints, run_span_ns, transfer_times_s
 from sim.records import FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups, tenant_groups
+from sim.step_time import StepTimeModel
 
 Progress = Callable[[int, int, int], None]
 """Told now and then: simulated time in ns, requests ended, requests in all."""
@@ -295,7 +297,7 @@ def _bundle(
     mask = windows.mask(requests["arrival_ns"])
     gaps = _gaps(result, *class_groups(requests, mask))
     groups, tenants = tenant_groups(requests, mask)
-    models = [spec.step_time for spec in built.cluster.entry.replicas]
+    models = _step_times(built.cluster, result)
     saved = saved_prefill_each_s(requests, models)
     summary = summarize(
         {**requests, "saved_prefill_s": saved, **transfer_times_s(requests, result.transfers)},
@@ -334,6 +336,13 @@ def _bundle(
         end_ns=result.end_ns,
         summary=summary,
     )
+
+
+def _step_times(cluster: Cluster, result: SimulationResult) -> list[StepTimeModel]:
+    """Step times of all replicas, in the order of their indices; those of a pool are alike."""
+    pools = [pool for pool in (cluster.entry, cluster.decode) if pool is not None]
+    of_pool = {pool.name: pool.replicas[0].step_time for pool in pools}
+    return [of_pool[replica.pool] for replica in result.replicas]
 
 
 def _reuse(trace: Trace, result: SimulationResult) -> dict[str, Any] | None:

@@ -80,6 +80,12 @@ def test_a_restored_replica_loads_its_weights_and_warms_up() -> None:
     assert spec.startup.warm_up == WarmUp(20, Fraction(11, 10), 500_000_000)
 
 
+def test_a_restart_that_nobody_needs_is_told() -> None:
+    said = "restart has no effect: no replica is restored or added during the run."
+    assert said in run(restart={"load_s": 3}).notes
+    assert said not in run(restart={"load_s": 3}, events=[FAILS, COMES_BACK]).notes
+
+
 def test_two_times_to_load_are_refused() -> None:
     restart = {"load_s": 3, "weights_bytes_per_s": 1e9}
     with pytest.raises(ConfigError, match="restart: load_s and weights_bytes_per_s: give one"):
