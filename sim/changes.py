@@ -19,11 +19,12 @@ A fail or restore of a replica that is gone by then, the last of its drain being
 nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
 
 A request that nobody takes who could run it waits at the router, in order of coming, and blocks no
-other (rule 78); arriving so, it is not judged by admission control. What still waits when nothing
-more can happen is ``unfinished``. Where replicas then only recompute, blocks being held for a
-decode replica that is gone, the run is ended by the watch for steps without tokens, after more of
-them than tokens are there, not at the first return of a state (rule 84): only the numbers of
-preemptions, steps and recomputed tokens of who is left unfinished tell the difference.
+other (rule 78); arriving so, it is not judged by admission control. Who is left when nothing more
+can happen is ``unfinished``. Where replicas then only recompute, blocks being held for a decode
+replica that is gone, the run is ended by the watch for steps without tokens, after more of them
+than tokens are there, not at the first return of a state (rule 84): the same requests are left with
+the same tokens, and only the instant of the end, and the numbers of preemptions, steps and
+recomputed tokens of who is left, tell the difference.
 
 Of the routers none is told of changes: an index of what was sent where (``prefix-aware``) does not
 know that a replica has lost its cache, as in the engines.
