@@ -308,8 +308,8 @@ def write_files(bundle: Bundle, folder: Path) -> None:
         _write_table(folder / MIGRATIONS, _table(bundle.migrations, texts))
     _write_table(folder / CHANGED, _table(bundle.changes, {"replica": names, "change": CHANGES}))
     if bundle.steps is not None:
-        with StepsFile(folder, names) as file:
-            file.write(bundle.steps)
+        with StepsFile(folder) as file:
+            file.write(bundle.steps, names)
     _write_json(folder / "summary.json", _summary(bundle))
 
 
@@ -318,17 +318,19 @@ class StepsFile:
 
     Args:
         folder: Where it is written.
-        names: Names of the replicas, in the order of their indices.
 
     Raises:
         BundleError: The disk is full, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._path = folder / STEPS
-        self._texts = {"replica": names, "cause": CAUSES}
         empty = {name: np.zeros(0, np.int64) for name in STEP_COLUMNS}
-        self._writer = _writer(self._path, _table(empty, self._texts).schema)
+        self._writer = _writer(self._path, _table(empty, self._texts([])).schema)
+
+    @staticmethod
+    def _texts(names: Sequence[str]) -> dict[str, Sequence[str]]:
+        return {"replica": names, "cause": CAUSES}
 
     def __enter__(self) -> Self:
         return self
@@ -337,9 +339,14 @@ class StepsFile:
         with _telling(self._path):
             self._writer.close()
 
-    def write(self, columns: Columns) -> None:
-        """Add rows, as groups of at most `_GROUP_ROWS`."""
-        _write_groups(self._writer, self._path, _table(columns, self._texts))
+    def write(self, columns: Columns, names: Sequence[str]) -> None:
+        """Add rows, as groups of at most `_GROUP_ROWS`.
+
+        Args:
+            columns: Of the step log.
+            names: Of the replicas that there have been, in the order of their indices.
+        """
+        _write_groups(self._writer, self._path, _table(columns, self._texts(names)))
 
 
 def dump_config(config: Mapping[str, Any]) -> str:

@@ -104,11 +104,11 @@ def report(result: SimulationResult, summary: dict[str, Any]) -> list[str]:
     if not changes:
         return []
     moved = int(result.requests["rerouted"].sum())
-    summary["changes"] = {"events": changes, "rerouted": moved}
     counts = {name: sum(x["change"] == name for x in changes) for name in CHANGES}
+    summary["changes"] = {"events": changes, "counts": counts, "rerouted": moved}
     told = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in counts.items() if n)
     lost = sum(int(x["lost"]) for x in changes)
-    paid = " Of GPUs and hours, all count over the whole run." if counts["added"] else ""
+    paid = " Each counts, and is paid for, while it is there." if counts["added"] else ""
     return [
         f"events: replicas {told}; requests were lost by a replica {lost:,} times and routed to "
         f"another {moved:,} times.{paid}"

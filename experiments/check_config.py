@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments import check_changes, cluster
+from experiments import check_changes, cluster, scaling
 from experiments.check_workload import check_workload
 from experiments.cluster import Where
 from experiments.cost import rates_of
@@ -27,6 +27,7 @@ def check(experiment: Experiment, where: Where, folder: Path) -> None:
     if experiment.decode_router is not None and experiment.pools.decode is None:
         raise ConfigError(f"{where('decode_router')}: there is no decode pool; try router")
     cluster.build(experiment, folder, where)
+    scaling.check(experiment, where)
     check_changes.check(experiment, where)
     _check_transfers(experiment, where)
     _check_predictor(experiment, where)

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from experiments import (
-    changes,
     conditional,
     host_link,
     migration,
     parts,
     pipeline,
     prefix_fetch,
+    scaling,
     schema,
     startup,
     step_times,
@@ -32,6 +32,7 @@ from sim.admission import Admission
 from sim.cluster import Cluster
 from sim.decode_load import DecodeLimit
 from sim.errors import ConfigError, PhasewiseError
+from sim.metrics import ReplicaFacts, shares_there
 from sim.model_part import ModelPart
 from sim.policy import Policy
 from sim.pool import PoolSpec
@@ -67,16 +68,14 @@ class Built:
     Attributes:
         cluster: What `sim.event_loop.simulate` takes.
         notes: One sentence each: KV blocks, step times, what is not modelled.
-        gpus: GPUs of all replicas.
+        gpus: GPUs of all replicas that are there at the start.
         max_model_len: Shortest limit of all pools, or None.
-        replica_names: Of all replicas, in the order of their indices in results.
     """
 
     cluster: Cluster
     notes: tuple[str, ...]
     gpus: int
     max_model_len: int | None
-    replica_names: tuple[str, ...]
 
 
 def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> Built:
@@ -135,17 +134,8 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())
-    names = [
-        f"{pool.name}-{position}"
-        for pool in built.values()
-        for position in range(len(pool.replicas))
-    ]
-    counts = {role: len(pool.replicas) for role, pool in built.items()}
-    for role in changes.roles_of_added(experiment):
-        names.append(f"{POOL_NAMES[role]}-{counts[role]}")
-        counts[role] += 1
     notes += of_cluster(experiment, cluster)
-    return Built(cluster, tuple(notes), gpus, min(limits, default=None), tuple(names))
+    return Built(cluster, tuple(notes), gpus, min(limits, default=None))
 
 
 def with_model_limits(experiment: Experiment, folder: Path, where: Where) -> Experiment:
@@ -257,7 +247,8 @@ def _pool(
             f"{where(key)}{_curious(named)}: looks into caches, of which a snapshot shows nothing; "
             "try router_snapshot_s: 0, or prefix-aware, which keeps an index of its own"
         )
-    return PoolSpec(POOL_NAMES[role], replicas, router, snapshot_ns)
+    scales = scaling.of_pool(pools_of(experiment)[role], role, folder, where)
+    return PoolSpec(POOL_NAMES[role], replicas, router, snapshot_ns, scales)
 
 
 def _curious(named: schema.Named) -> str:
@@ -536,20 +527,32 @@ def _blocks_of(
     )
 
 
-def work(experiment: Experiment, folder: Path) -> ModelWork:
-    """FLOPs and bytes of the model on this hardware, for MFU and MBU."""
+def work(
+    experiment: Experiment,
+    folder: Path,
+    replicas: Sequence[ReplicaFacts],
+    span_ns: tuple[int, int],
+) -> ModelWork:
+    """FLOPs and bytes of the model on this hardware, for MFU and MBU.
+
+    Args:
+        experiment: Resolved.
+        folder: Where a local model file is looked for first.
+        replicas: All that there were.
+        span_ns: The time over which they count, each while it is there.
+    """
     from sim.model_work import model_work
 
     model = load_model(experiment.model, folder, "model")
-    return model_work(model, _hardware(experiment))
+    names = [replica.pool for replica in replicas]
+    return model_work(model, _hardware(experiment, names), shares_there(replicas, span_ns))
 
 
-def _hardware(experiment: Experiment) -> list[Hardware]:
+def _hardware(experiment: Experiment, names: Sequence[str]) -> list[Hardware]:
+    """Of replicas, by the names of their pools."""
     from sim.model_work import Hardware
 
-    pools = pools_of(experiment)
-    present = [pool for pool in pools.values() for _ in range(pool.replicas)]
-    present += [pools[role] for role in changes.roles_of_added(experiment)]
+    by_name = {POOL_NAMES[role]: pool for role, pool in pools_of(experiment).items()}
     return [
         Hardware(
             device=specs.load_device(pool.device),
@@ -560,5 +563,5 @@ def _hardware(experiment: Experiment) -> list[Hardware]:
             pipeline_parallel=pool.pipeline_parallel,
             zipf=pool.expert_imbalance.zipf,
         )
-        for pool in present
+        for pool in map(by_name.__getitem__, names)
     ]

@@ -21,7 +21,7 @@ from experiments.step_times import LinkOption, NoiseOption, ProfileOptions
 from kernels_profile.distserve import FITS
 from kernels_profile.graphs import GRAPHS
 from kernels_profile.host import HOSTS, HostOverhead
-from policies import MIGRATORS, ORDERS, POLICIES, PREDICTORS, ROUTERS
+from policies import AUTOSCALERS, MIGRATORS, ORDERS, POLICIES, PREDICTORS, ROUTERS
 from sim.step_time import LinearStepTime
 from traces.generators import GENERATORS
 
@@ -34,6 +34,7 @@ _REGISTRY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "router": ROUTERS,
         "decode_router": ROUTERS,
         "predictor": PREDICTORS,
+        "autoscaler": AUTOSCALERS,
         "migrator": MIGRATORS,
     }
 )
@@ -48,7 +49,7 @@ def json_schema() -> Schema:
     pool: Schema = definitions["Pool"]
     pool["properties"].update(_engine_keys())
     del pool["required"]
-    for owner in (pool, schema, definitions["Migration"]):
+    for owner in (pool, schema, definitions["Autoscale"], definitions["Migration"]):
         for key in _REGISTRY:
             if key in owner["properties"]:
                 owner["properties"][key] = _choice(key, owner["properties"][key])

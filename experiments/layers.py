@@ -28,6 +28,7 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
         "preset": "name",
         "arrivals": "process",
         "delay": "distribution",
+        "autoscaler": "name",
         "topology": "sheet",
     }
 )
@@ -117,6 +118,8 @@ def _pool(layer: Layer, where: str) -> Layer:
     flagged = _flags(layer, where)
     if flagged.get("max_model_len", "") is None:
         flagged["max_model_len"] = "none"  # no limit, and not the default as null is elsewhere
+    if isinstance(flagged.get("autoscale"), dict):
+        flagged["autoscale"] = _words(flagged["autoscale"])
     if flagged.get("engine") is None:
         return flagged
     engine = flagged.pop("engine")

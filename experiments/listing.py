@@ -88,6 +88,12 @@ def _predictors() -> list[Entry]:
     return _of_classes(PREDICTORS)
 
 
+def _autoscalers() -> list[Entry]:
+    from policies import AUTOSCALERS
+
+    return _of_classes(AUTOSCALERS)
+
+
 def _migrators() -> list[Entry]:
     from policies import MIGRATORS
 
@@ -212,6 +218,7 @@ KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(
         "routers": _routers,
         "orders": _orders,
         "predictors": _predictors,
+        "autoscalers": _autoscalers,
         "migrators": _migrators,
         "devices": _devices,
         "prices": _prices,

@@ -28,6 +28,7 @@ Where = Callable[..., str]
 COLUMNS = ("migration_downtime_ns", "migration_pause_ns", "migrated_bytes")
 """Of requests, where these can move: stopped while KV was copied, from the stops to their next
 tokens, and bytes copied; over all migrations of the request."""
+_STAGE_KEYS = ("last_stage_blocks", "max_stages")
 _LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s", "sharing")
 
 
@@ -101,6 +102,30 @@ def _link(
         )
     shares = network or said.sharing == "max-min"
     return TransferSpec(said.bandwidth_bytes_per_s, said.latency_s, shares_links=shares)
+
+
+def without_effect(experiment: Experiment, pool: PoolSpec) -> list[str]:
+    """Keys that change nothing, one sentence each.
+
+    Args:
+        experiment: Resolved.
+        pool: The pool in which requests may move.
+    """
+    said = experiment.migration
+    if said is None:
+        return []
+    grows = any(change.what == "add" for change in experiment.events) or pool.scaling is not None
+    if len(pool.replicas) == 1 and not grows:
+        return [
+            f"migration has no effect: pool {pool.name} has one replica, and requests move within "
+            "a pool."
+        ]
+    unused = {"live": (), "stop": _STAGE_KEYS, "recompute": (*_STAGE_KEYS, *_LINK_KEYS)}[said.mode]
+    return [
+        f"migration.{key} has no effect with mode: {said.mode}."
+        for key in unused
+        if key in said.model_fields_set
+    ]
 
 
 def of_requests(

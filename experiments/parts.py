@@ -12,6 +12,7 @@ from experiments import options
 from experiments.explain import placed
 from experiments.names import canonical, suggestion, unknown
 from experiments.schema import Named, Pool
+from sim.autoscale import Autoscaler
 from sim.cluster import Predictor
 from sim.errors import ConfigError, PhasewiseError
 from sim.migrator import Migrator
@@ -64,6 +65,16 @@ def router(named: Named, where: str, folder: Path) -> Router:
     made = options.build(cls, chosen, str(named["name"]), where)
     if not isinstance(made, Router):
         raise ConfigError(f"{where}: {named['name']} is no sim.policy.Router; subclass that")
+    return made
+
+
+def autoscaler(named: Named, where: str, folder: Path) -> Autoscaler:
+    """What says how many replicas a pool should have."""
+    from policies import AUTOSCALERS
+
+    made = _named("autoscaler", AUTOSCALERS, named, where, folder)
+    if not isinstance(made, Autoscaler):
+        raise ConfigError(f"{where}: {named['name']} is no sim.autoscale.Autoscaler; subclass that")
     return made
 
 

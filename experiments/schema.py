@@ -290,6 +290,28 @@ class Restart(Strict):
     """Its first iterations, such as {iterations: 20, factor: 1.5, first_pass_s: 3}."""
 
 
+class Autoscale(Strict):
+    """How a pool grows and shrinks by itself (`sim.autoscale`)."""
+
+    autoscaler: Named
+    """How many replicas it wants: a name, or name and options (``phasewise list autoscalers``)."""
+    min_replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 1
+    """Fewest, up and starting ones together; 0: none while idle, and a request starts one."""
+    max_replicas: Replicas = 10
+    """Most."""
+    interval_s: Annotated[float, Field(ge=0.001, le=MOST)] = 15.0
+    """Time between looks (15: the HPA's)."""
+    cool_down_up_s: NotNegative = 0.0
+    """Replicas are added once more were wanted for so long (0: the HPA's default)."""
+    cool_down_down_s: NotNegative = 300.0
+    """Replicas drain once fewer were wanted for so long (300: the HPA's default)."""
+    provisioning_s: NotNegative
+    """From the order until a machine is there; then `restart` says what it loads and how long it
+    warms up. It depends on your cloud or cluster, so that there is no default; 0: at once."""
+    take_back: bool = False
+    """Replicas that drain are taken back before others are started (Kubernetes does not)."""
+
+
 def _listed(value: object) -> object:
     return [value] if isinstance(value, int) else value
 
@@ -335,6 +357,10 @@ class Pool(Strict):
     transfer's `bandwidth_bytes_per_s`."""
     restart: Restart = Restart()
     """What passes before a replica serves that is restored or added, such as {load_s: 40}."""
+    autoscale: Autoscale | None = None
+    """Let the pool grow and shrink, such as {autoscaler: {name: queue-length, target: 16},
+    min_replicas: 0, provisioning_s: 60}; `replicas` is then the number at the start. Default: it
+    keeps its replicas."""
     max_model_len: Limit = None
     """Longest prompt + max_tokens that is accepted; ``none``: no limit. Default: the context length
     of the model, as engines take it."""

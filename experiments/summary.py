@@ -31,13 +31,15 @@ class _Run:
     Attributes:
         window_ns: Start and end of the window.
         end_ns: The last instant of the run.
-        gpus: Of all replicas.
+        gpus: Of all replicas, most at one time.
+        mean_gpus: While requests were there.
         cached: There is a prefix cache.
     """
 
     window_ns: tuple[int, int]
     end_ns: int
     gpus: int
+    mean_gpus: float
     cached: bool
 
 
@@ -93,7 +95,8 @@ def summarize(
     run = _Run(
         windows.bounds_ns(requests["arrival_ns"]),
         run_end_ns,
-        sum(replica.gpus for replica in replicas),
+        metrics.gpus_at_most(replicas),
+        _mean_gpus(replicas, metrics.run_span_ns(requests, run_end_ns)),
         cache_metrics.has_cache(replicas),
     )
     verdict = judge(requests)
@@ -127,6 +130,12 @@ def summarize(
     }
     jsonable: dict[str, Any] = _jsonable(summary)
     return jsonable
+
+
+def _mean_gpus(replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> float:
+    """GPUs of the replicas, each for the share of the span in which it is there."""
+    there = metrics.shares_there(replicas, span_ns).tolist()
+    return math.fsum(share * each.gpus for share, each in zip(there, replicas, strict=True))
 
 
 def _of_transfers(
@@ -214,8 +223,8 @@ def _metrics(requests: Requests, gaps: Gaps, slo: SLO, run: _Run) -> dict[str, A
         "itl": metrics.gap_distribution(gaps),
         "throughput_out": out,
         "throughput_in": into,
-        "throughput_out_per_gpu": metrics.per_second(out, run.gpus),
-        "throughput_in_per_gpu": metrics.per_second(into, run.gpus),
+        "throughput_out_per_gpu": metrics.per_second(out, run.mean_gpus),
+        "throughput_in_per_gpu": metrics.per_second(into, run.mean_gpus),
         "arrival_rate": metrics.per_second(len(requests["arrival_ns"]), window_s),
         "goodput": metrics.per_second(met, window_s),
         "slo_attainment": slo_attainment(requests, slo),
@@ -263,12 +272,12 @@ def _fairness(requests: Requests) -> dict[str, Any]:
 def _over_time(
     requests: Requests, series: Requests, replicas: Sequence[ReplicaFacts], run: _Run
 ) -> dict[str, Any]:
-    shares = metrics.utilisation(replicas, metrics.run_span_ns(requests, run.end_ns))
+    span_ns = metrics.run_span_ns(requests, run.end_ns)
     at_points = {
         "batch_size": metrics.batch_sizes(series, run.window_ns),
         "kv_use": metrics.kv_use(series, replicas, run.window_ns),
     }
-    values: dict[str, Any] = {"utilisation": float(shares.mean()) if len(shares) else math.nan}
+    values: dict[str, Any] = {"utilisation": metrics.mean_utilisation(replicas, span_ns)}
     if run.cached:
         at_points["kv_cached"] = cache_metrics.kv_cached(series, replicas, run.window_ns)
         at_points["kv_free"] = cache_metrics.kv_free(series, replicas, run.window_ns)

@@ -26,6 +26,7 @@ def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> Transfe
     """
     _check_overlap(transfer, where)
     _check_batches(transfer, where)
+    _check_share(transfer, where)
     staging = transfer.staging
     return TransferSpec(
         bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
@@ -49,6 +50,15 @@ def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> Transfe
 
 def _staging(staging: Staging) -> StagingSpec:
     return StagingSpec(staging.bytes, staging.bandwidth_bytes_per_s)
+
+
+def _check_share(transfer: Transfer, where: Where) -> None:
+    share = transfer.max_waiting_share
+    if share is not None and (transfer.start == "push" or not transfer.blocks_decode):
+        raise ConfigError(
+            f"{where('pools', 'transfer', 'max_waiting_share')}: {share:g}: is for a decode side "
+            "that pulls, and decodes or loads; set blocks_decode: true and start: pull"
+        )
 
 
 def _check_overlap(transfer: Transfer, where: Where) -> None:

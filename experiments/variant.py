@@ -35,11 +35,13 @@ from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload
 from sim.cache_metrics import has_cache, saved_prefill_each_s
+from sim.cluster import Cluster
 from sim.event_loop import simulate
-from sim.metrics import Gaps, Ints, transfer_times_s
+from sim.metrics import Gaps, Ints, run_span_ns, transfer_times_s
 from sim.records import FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups, tenant_groups
+from sim.step_time import StepTimeModel
 
 Progress = Callable[[int, int, int], None]
 """Told now and then: simulated time in ns, requests ended, requests in all."""
@@ -107,6 +109,7 @@ def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
     named = [experiment.router, experiment.decode_router or {}]
     for pool in cluster.pools_of(experiment).values():
         named += [pool.policy, pool.order]
+        named += [pool.autoscale.autoscaler] if pool.autoscale is not None else []
     modules = [
         str(each["name"]).partition(":")[0] for each in named if ":" in str(each.get("name"))
     ]
@@ -142,7 +145,7 @@ def run_variant(
     workload = build_workload(experiment, folder, built.max_model_len)
     windows = window_of(experiment, workload)
     prepared = time.perf_counter()
-    with _steps_file(experiment, built, steps_folder) as file:
+    with _steps_file(experiment, steps_folder) as file:
         result = simulate(
             workload.source,
             built.cluster,
@@ -258,13 +261,11 @@ def _with_total(progress: Progress | None, total: int) -> Callable[[int, int], N
 
 
 @contextmanager
-def _steps_file(
-    experiment: Experiment, built: cluster.Built, folder: Path | None
-) -> Iterator[StepsFile | None]:
+def _steps_file(experiment: Experiment, folder: Path | None) -> Iterator[StepsFile | None]:
     if folder is None or not experiment.record.steps:
         yield None
         return
-    with StepsFile(folder, built.replica_names) as file:
+    with StepsFile(folder) as file:
         yield file
 
 
@@ -296,7 +297,7 @@ def _bundle(
     mask = windows.mask(requests["arrival_ns"])
     gaps = _gaps(result, *class_groups(requests, mask))
     groups, tenants = tenant_groups(requests, mask)
-    models = [spec.step_time for spec in built.cluster.entry.replicas]
+    models = _step_times(built.cluster, result)
     saved = saved_prefill_each_s(requests, models)
     summary = summarize(
         {**requests, "saved_prefill_s": saved, **transfer_times_s(requests, result.transfers)},
@@ -309,7 +310,9 @@ def _bundle(
         run_end_ns=result.end_ns,
         slo=_slo(experiment),
         windows=windows,
-        work=cluster.work(experiment, folder),
+        work=cluster.work(
+            experiment, folder, result.replicas, run_span_ns(requests, result.end_ns)
+        ),
         rates=rates_of(experiment),
         transfers=result.transfers,
         staging={
@@ -333,6 +336,13 @@ def _bundle(
         end_ns=result.end_ns,
         summary=summary,
     )
+
+
+def _step_times(cluster: Cluster, result: SimulationResult) -> list[StepTimeModel]:
+    """Step times of all replicas, in the order of their indices; those of a pool are alike."""
+    pools = [pool for pool in (cluster.entry, cluster.decode) if pool is not None]
+    of_pool = {pool.name: pool.replicas[0].step_time for pool in pools}
+    return [of_pool[replica.pool] for replica in result.replicas]
 
 
 def _reuse(trace: Trace, result: SimulationResult) -> dict[str, Any] | None:

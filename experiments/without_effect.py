@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import conditional, prefix_fetch
+from experiments import conditional, migration, prefix_fetch
 from experiments.names import canonical
 from sim.cluster import Cluster
 from sim.policy import Policy
@@ -30,12 +30,27 @@ def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
     pools = [pool for pool in (cluster.entry, cluster.decode) if pool is not None]
     return [
         *_of_snapshots(experiment, pools),
+        *_of_restarts(experiment),
         *_of_caches(experiment, pools),
         *_of_orders(experiment, pools),
         *_of_limits(experiment),
         *conditional.without_effect(experiment),
         *prefix_fetch.without_effect(experiment, cluster.entry),
+        *migration.without_effect(experiment, cluster.decode or cluster.entry),
     ]
+
+
+def _of_restarts(experiment: Experiment) -> list[str]:
+    """What only replicas need that start during the run."""
+    pools = experiment.pools
+    said = [pool for pool in (pools.colocated, pools.prefill, pools.decode) if pool is not None]
+    starts = experiment.failures is not None or any(
+        change.what in ("restore", "add") for change in experiment.events
+    )
+    starts = starts or any("autoscale" in pool.model_fields_set for pool in said)
+    if starts or all(pool.restart == type(pool.restart)() for pool in said):
+        return []
+    return ["restart has no effect: no replica is restored or added during the run."]
 
 
 def _of_snapshots(experiment: Experiment, pools: list[PoolSpec]) -> list[str]:

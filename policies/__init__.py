@@ -1,4 +1,4 @@
-"""Policies, routers, queue orders and predictors: one file each, named in the dicts below.
+"""Policies, routers, queue orders, predictors and autoscalers, named in the dicts below.
 
 To add a policy, write a file like `orca.py` and name its class in `POLICIES`; the fields of the
 dataclass are its options in a config. Names are written with hyphens, options with underscores.
@@ -18,6 +18,7 @@ from policies.predictors import Bucket, Noisy, Oracle
 from policies.prefill_first import PrefillFirst
 from policies.routing import LeastOutstanding, LeastTokens, PowerOfTwo, RandomChoice, RoundRobin
 from policies.sarathi import Sarathi
+from policies.scaling import QueueLength, Schedule, SLOHeadroom, Utilisation
 from policies.sglang import LongestPrefix
 from policies.static_batching import StaticBatching
 from policies.token_budget import TokenBudget
@@ -56,6 +57,13 @@ ORDERS = {
     "edf": Deadline,
     "mlfq": MultiLevelQueue,
     "vtc": VirtualTokenCounters,
+}
+
+AUTOSCALERS = {
+    "queue-length": QueueLength,
+    "utilisation": Utilisation,
+    "slo-headroom": SLOHeadroom,
+    "schedule": Schedule,
 }
 
 MIGRATORS = {"llumnix": Llumnix, "evacuation": Evacuation}

@@ -2,9 +2,10 @@
 
 Changes happen in phase (2c) of their instants, in the order in which they are given.
 
-- ``fail``: the step in flight is lost whole and logged as lost, up to now; the KV of the replica,
-  its cache and its host memory are gone. Re-routed in phase (3) are, in this order: those running,
-  loaded, those whose KV is kept for the decode side as their prefills ended, swapped out, waiting.
+- ``fail``: the step in flight (of a pipeline, the batches in all stages, oldest first) is lost
+  whole and logged as lost, up to now; the KV of the replica, its cache and its host memory are
+  gone. Re-routed in phase (3) are, in this order: those running, loaded, those whose KV is kept for
+  the decode side as their prefills ended, swapped out, waiting.
   (Rule 79 does not name swapped requests: they are the first of those that wait, as in rule 20.) Or
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).
@@ -18,11 +19,12 @@ A fail or restore of a replica that is gone by then, the last of its drain being
 nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
 
 A request that nobody takes who could run it waits at the router, in order of coming, and blocks no
-other (rule 78); arriving so, it is not judged by admission control. What still waits when nothing
-more can happen is ``unfinished``. Where replicas then only recompute, blocks being held for a
-decode replica that is gone, the run is ended by the watch for steps without tokens, after more of
-them than tokens are there, not at the first return of a state (rule 84): only the numbers of
-preemptions, steps and recomputed tokens of who is left unfinished tell the difference.
+other (rule 78); arriving so, it is not judged by admission control. Who is left when nothing more
+can happen is ``unfinished``. Where replicas then only recompute, blocks being held for a decode
+replica that is gone, the run is ended by the watch for steps without tokens, after more of them
+than tokens are there, not at the first return of a state (rule 84): the same requests are left with
+the same tokens, and only the instant of the end, and the numbers of preemptions, steps and
+recomputed tokens of who is left, tell the difference.
 
 Of the routers none is told of changes: an index of what was sent where (``prefix-aware``) does not
 know that a replica has lost its cache, as in the engines.

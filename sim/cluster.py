@@ -285,6 +285,7 @@ class LiveCluster:
             **self._switches | self._of_role[role] | step_by_step,
         )
         self.replicas.append(replica)
+        self.recorder.names.append(f"{self.pool_name(replica)}-{index}")
         if self.network is not None:
             assert spec.seat is not None
             self.network.join(replica, spec.seat, f"{role} replica {index}")
@@ -621,6 +622,12 @@ class LiveCluster:
         if self.recorder.record.events:
             self.recorder.event(life.arrival.index, code, now_ns(self.env), replica.place)
 
+    def pool_name(self, replica: Replica) -> str:
+        """Name of the pool that a replica belongs to, or has left."""
+        pool = self.spec.decode if replica.role == "decode" else self.spec.entry
+        assert pool is not None
+        return pool.name
+
     def _staged(self, replica: Replica) -> dict[str, int]:
         if self.between is None or self.between.staging is None:
             return {}
@@ -629,11 +636,10 @@ class LiveCluster:
 
     def info(self) -> list[ReplicaInfo]:
         """The replicas as they are now, those removed from their pool included."""
-        names = [self.entry.spec.name, "" if self.decode is None else self.decode.spec.name]
         return [
             ReplicaInfo(
-                name=f"{names[replica.role == 'decode']}-{replica.index}",
-                pool=names[replica.role == "decode"],
+                name=self.recorder.names[replica.place],
+                pool=self.pool_name(replica),
                 role=replica.role,
                 gpus=replica.spec.gpus,
                 total_blocks=replica.kv.total_blocks,

@@ -2,13 +2,15 @@
 
 What is paid. Every GPU of every replica is rented from the first arrival to the last end (requests
 that never ended count as ending with the run): the span over which utilisation is defined, whole
-nanoseconds, not rounded up to a provider's unit of billing. A replica that failed, drains or was
-added or removed on the way is paid for all of it too, and draws idle power while it does nothing.
-Nothing before the first arrival (loading weights) and nothing beside GPUs (networks, storage,
-staff, taxes) is in it. All requests of the run pay for it, those outside the measured window too,
-so that cost and work belong together.
+nanoseconds, not rounded up to a provider's unit of billing. A replica that joins or leaves within
+it is paid for while it is there: from when it is ordered, its provisioning and loading included, as
+clouds bill a machine from its launch on, until it is gone, drained or called off. One that failed
+is still rented, and draws idle power like one that waits. So a pool at zero costs nothing. Nothing
+before the first arrival (loading weights) and nothing beside GPUs (networks, storage, staff, taxes)
+is in it. All requests of the run pay for it, those outside the measured window too, so that cost
+and work belong together.
 
-    GPU-hours         sum over replicas of GPUs x span
+    GPU-hours         sum over replicas of GPUs x time that it is there in the span
     cost              sum over pools of GPU-hours x price
     busy cost         sum over replicas of GPUs x time with a step in flight x price: cost weighted
                       with utilisation; the rest of the cost is for GPUs that wait
@@ -25,7 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sim.metrics import NS_PER_S, ReplicaFacts, Requests, finished
+from sim.metrics import NS_PER_S, ReplicaFacts, Requests, finished, there_ns
 
 NS_PER_HOUR = 3600 * NS_PER_S
 JOULES_PER_KWH = 3_600_000
@@ -125,9 +127,8 @@ def cost_of_run(
         span_ns: First arrival and last end (`sim.metrics.run_span_ns`).
     """
     work = _work(requests)
-    length_ns = span_ns[1] - span_ns[0]
     pools = {
-        name: _of_pool([r for r in replicas if r.pool == name], of, length_ns, work)
+        name: _of_pool([r for r in replicas if r.pool == name], of, span_ns, work)
         for name, of in rates.pools.items()
     }
     keys = next(iter(pools.values()))
@@ -145,15 +146,16 @@ def _work(requests: Requests) -> _Work:
 
 
 def _of_pool(
-    replicas: Sequence[ReplicaFacts], of: PoolRates, span_ns: int, work: _Work
+    replicas: Sequence[ReplicaFacts], of: PoolRates, span_ns: tuple[int, int], work: _Work
 ) -> dict[str, float]:
-    values = {"gpu_hours": sum(r.gpus for r in replicas) * span_ns / NS_PER_HOUR}
+    there = [(r, there_ns(r, span_ns)) for r in replicas]
+    values = {"gpu_hours": sum(r.gpus * time_ns for r, time_ns in there) / NS_PER_HOUR}
     if of.usd_per_gpu_hour is not None:
         busy_hours = sum(r.gpus * r.busy_ns for r in replicas) / NS_PER_HOUR
         values |= _money(values["gpu_hours"], busy_hours, of.usd_per_gpu_hour, work)
     if of.power is not None:
         joules = math.fsum(
-            r.gpus * of.power.joules(r.busy_ns, r.prefill_busy_ns, span_ns) for r in replicas
+            r.gpus * of.power.joules(r.busy_ns, r.prefill_busy_ns, time_ns) for r, time_ns in there
         )
         values["energy"] = joules / JOULES_PER_KWH
         values["energy_per_output_token"] = _per(joules, work.output_tokens)

@@ -8,7 +8,9 @@ caches in `cache_metrics.py`, targets and windows in `slo.py`, FLOPs and bytes i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -239,6 +241,14 @@ class ReplicaFacts(Protocol):
         """How many GPUs it has."""
 
     @property
+    def joined_ns(self) -> int:
+        """When it joined its pool, up or still starting, ns."""
+
+    @property
+    def left_ns(self) -> int:
+        """When it was gone, ns; -1 if it was there at the end."""
+
+    @property
     def total_blocks(self) -> int:
         """KV blocks of its pool."""
 
@@ -295,6 +305,26 @@ class ReplicaFacts(Protocol):
         """Written to disk."""
 
 
+def there_ns(replica: ReplicaFacts, span_ns: tuple[int, int]) -> int:
+    """Time of the span in which a replica is there, from its joining to its leaving, ns."""
+    left_ns = span_ns[1] if replica.left_ns < 0 else min(replica.left_ns, span_ns[1])
+    return max(0, left_ns - max(replica.joined_ns, span_ns[0]))
+
+
+def shares_there(replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> Floats:
+    """Share of the span in which each replica is there; 1 for all where the span is none."""
+    length = span_ns[1] - span_ns[0]
+    there = np.array([there_ns(replica, span_ns) for replica in replicas], dtype=np.float64)
+    return there / length if length > 0 else np.ones(len(replicas))
+
+
+def gpus_at_most(replicas: Sequence[ReplicaFacts]) -> int:
+    """Most GPUs of replicas that were there at one time; whoever leaves does so first."""
+    steps = [(replica.joined_ns, 1, replica.gpus) for replica in replicas]
+    steps += [(replica.left_ns, 0, -replica.gpus) for replica in replicas if replica.left_ns >= 0]
+    return max(accumulate((gpus for _, _, gpus in sorted(steps)), initial=0))
+
+
 def run_span_ns(requests: Requests, run_end_ns: int) -> tuple[int, int]:
     """First arrival and last end, ns; requests that never ended count as ending with the run."""
     if not len(requests["arrival_ns"]):
@@ -305,17 +335,39 @@ def run_span_ns(requests: Requests, run_end_ns: int) -> tuple[int, int]:
 
 
 def utilisation(replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> Floats:
-    """Share of the span in which each replica has a step in flight, shape (len(replicas),)."""
+    """Share of the span, as far as it is there, in which each replica has a step in flight.
+
+    Shape (len(replicas),); 0 for one that was never there.
+    """
     length = span_ns[1] - span_ns[0]
+    if length <= 0:
+        return np.full(len(replicas), np.nan)
     busy = np.array([replica.busy_ns for replica in replicas], dtype=np.float64)
-    return busy / length if length > 0 else np.full(len(replicas), np.nan)
+    there = np.array([there_ns(replica, span_ns) for replica in replicas], dtype=np.float64)
+    return busy / np.maximum(there, 1)
+
+
+def mean_utilisation(replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> float:
+    """Mean over replicas, each with the time that it is there; NaN over no time."""
+    shares, there = utilisation(replicas, span_ns), shares_there(replicas, span_ns)
+    if (there == 1).all():
+        return float(shares.mean()) if len(shares) else math.nan
+    return float(np.average(shares, weights=there)) if there.sum() > 0 else math.nan
 
 
 def kv_use(series: Requests, replicas: Sequence[ReplicaFacts], span_ns: tuple[int, int]) -> Floats:
-    """Share of KV blocks in use, one value per grid point in the span and replica."""
-    chosen = inside(series, span_ns)
+    """Share of KV blocks in use, one value per grid point in the span and replica there."""
+    chosen = inside(series, span_ns) & is_there(series, replicas)
     total = np.array([replica.total_blocks for replica in replicas], dtype=np.float64)
     return np.asarray(series["used_blocks"][chosen] / total[series["replica"][chosen]])
+
+
+def is_there(series: Requests, replicas: Sequence[ReplicaFacts]) -> Bools:
+    """Which rows of the series are of a replica that is there then."""
+    place, when_ns = series["replica"], series["time_ns"]
+    joined = np.array([replica.joined_ns for replica in replicas], dtype=np.int64)
+    left = np.array([replica.left_ns for replica in replicas], dtype=np.int64)
+    return (when_ns >= joined[place]) & ((left[place] < 0) | (when_ns < left[place]))
 
 
 def batch_sizes(series: Requests, span_ns: tuple[int, int]) -> Floats:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.experts import ExpertLoad
-from sim.metrics import NS_PER_S, Ints, ReplicaFacts, Requests, per_second
+from sim.metrics import NS_PER_S, Floats, Ints, ReplicaFacts, Requests, per_second
 from sim.specs import DeviceSpec, ModelSpec, kv_bytes_per_token, weight_bits, weight_bytes
 from sim.step_cost import prefill_pair_flops
 
@@ -99,16 +99,21 @@ class ModelWork:
     routed: tuple[RoutedExperts, ...] = ()
 
 
-def model_work(model: ModelSpec, replicas: Sequence[Hardware]) -> ModelWork:
+def model_work(
+    model: ModelSpec, replicas: Sequence[Hardware], there: Sequence[float] | Floats | None = None
+) -> ModelWork:
     """Derive the costs from the architecture, and the peaks from the data sheets.
 
     A mixture of experts counts the experts of each token in FLOPs, and in bytes those that the rows
     of each iteration are expected to touch. Where KV types differ between pools, that of the last
     replica counts, which is one that decodes.
+    A replica that was there for a part of the span (`there`; None: all for all of it) counts in the
+    peaks with that share.
     Latent attention counts as in a prefill, with keys and values of each head: what the model
     needs, of which a decode over latents computes more. Each GPU reads all of the latents.
     """
     last = replicas[-1]
+    shares = [1.0] * len(replicas) if there is None else [float(share) for share in there]
     readers = last.tensor_parallel // last.data_attention if model.latent else 1
     return ModelWork(
         flops_per_token=2.0 * model.active_linear_weights,
@@ -117,10 +122,12 @@ def model_work(model: ModelSpec, replicas: Sequence[Hardware]) -> ModelWork:
         kv_bytes_per_token=float(readers * kv_bytes_per_token(model, last.kv_dtype)),
         weight_bytes=tuple(_bytes_per_iteration(model, hardware) for hardware in replicas),
         peak_flops_per_s=sum(
-            hardware.gpus * hardware.device.peak_flops(hardware.precision) for hardware in replicas
+            share * hardware.gpus * hardware.device.peak_flops(hardware.precision)
+            for share, hardware in zip(shares, replicas, strict=True)
         ),
         peak_bytes_per_s=sum(
-            hardware.gpus * hardware.device.memory_bytes_per_s for hardware in replicas
+            share * hardware.gpus * hardware.device.memory_bytes_per_s
+            for share, hardware in zip(shares, replicas, strict=True)
         ),
         routed=tuple(_routed(model, each) for each in replicas) if model.experts else (),
     )

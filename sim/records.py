@@ -214,8 +214,9 @@ class Record:
         series_span_ns: Time that the grid divides: the arrival window. A run of more than four
             spans doubles the step.
         decisions: Every single decision, for comparison with other simulators (slow).
-        on_steps: Called with the columns of the step log whenever `STEP_CHUNK` rows are full, and
-            with the rest at the end; `SimulationResult.steps` is then None. None keeps all rows.
+        on_steps: Called with the columns of the step log and the names of the replicas that there
+            have been, whenever `STEP_CHUNK` rows are full, and with the rest at the end;
+            `SimulationResult.steps` is then None. None keeps all rows.
     """
 
     steps: bool = False
@@ -223,7 +224,7 @@ class Record:
     series_points: int = 0
     series_span_ns: int = 0
     decisions: bool = False
-    on_steps: Callable[[dict[str, Ints]], None] | None = None
+    on_steps: Callable[[dict[str, Ints], Sequence[str]], None] | None = None
 
 
 STEP_CHUNK = 1 << 16
@@ -315,6 +316,7 @@ class Recorder:
         self.migrations = array("q")
         self.fetches = array("q")
         self.decisions: list[Decision] = []
+        self.names: list[str] = []  # of the replicas, by place
         self.logs: list[array[int]] = []
 
     def add_log(self, ends_ns: array[int]) -> int:
@@ -366,7 +368,7 @@ class Recorder:
     def hand_over_steps(self) -> None:
         """Give the rows of the step log so far to whoever wants them while running."""
         if self.record.on_steps is not None and self.steps:
-            self.record.on_steps(columns(self.steps, STEP_COLUMNS))
+            self.record.on_steps(columns(self.steps, STEP_COLUMNS), self.names)
             self.steps = array("q")
 
     def thin_series(self, step_ns: int) -> None:

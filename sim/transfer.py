@@ -40,11 +40,10 @@ class TransferSpec:
     Differences from the engines. vLLM with NIXL corresponds to `recompute_last_token`. It holds the
     source's blocks until the reader's notice or a timeout, and admits loaded requests in its
     waiting phase, in queue order, where ours join at the start of a pass (rule 33); there as here a
-    pull that does not fit blocks later ones, and one already loading does not. DistServe's decode
-    side swaps out on shortage and bounds accepted prompts by 5 % of the pool, where ours goes by
-    the replica's own policy and its free blocks (rules 32 and 34); it also polls every 3 ms when
-    idle, and accepts before the next batch takes its blocks. splitwise-sim's overlapped variants
-    use ten times the bandwidth.
+    pull that does not fit blocks later ones, and one already loading does not. DistServe is
+    `blocks_decode` with `max_waiting_share` and policy ``distserve``; it also polls every 3 ms when
+    idle. splitwise-sim's overlapped variants use ten times the bandwidth. Of vLLM's timeout nothing
+    is modelled: a source holds its blocks for as long as it takes.
 
     Attributes:
         bandwidth_bytes_per_s: Bytes per second that each transfer has to itself; where links are

@@ -51,7 +51,26 @@ def stable_first_wins(m: Metrics) -> bool:
 def failures_cost(m: Metrics) -> bool:
     met = [m[label]["slo_attainment"] for label in ("none", "one", "two", "three")]
     late = [m[label]["ttft_s"]["p99"] for label in ("none", "one", "two", "three")]
-    return met == sorted(met, reverse=True) and late == sorted(late) and met[0] > met[2] + 0.1
+    drawn = [m[label]["slo_attainment"] for label in ("none", "rare", "often")]
+    return (
+        met == sorted(met, reverse=True)
+        and late == sorted(late)
+        and met[0] > met[2] + 0.1
+        and drawn == sorted(drawn, reverse=True)
+        and drawn[1] > drawn[2] + 0.1
+    )
+
+
+def zero_is_cheap_and_slow(m: Metrics) -> bool:
+    costs = [m[label]["cost_usd"] for label in ("fixed", "autoscaled", "to zero")]
+    late = [m[label]["ttft_s"]["p99"] for label in ("fixed", "autoscaled", "to zero")]
+    hourly = [x["cost_usd"] / x["gpu_hours"] for x in m.values()]
+    return (
+        costs[0] > 2 * costs[1] > 3 * costs[2]
+        and late == sorted(late)
+        and late[2] > 100  # provisioning and loading: 60 s and 40 s
+        and all(abs(each - hourly[0]) < 1e-9 for each in hourly)
+    )
 
 
 def two_h100_are_cheapest(m: Metrics) -> bool:
@@ -95,6 +114,47 @@ def loading_pays(m: Metrics) -> bool:
     )
 
 
+def short_prompts_stay(m: Metrics) -> bool:
+    always, length, dynamo = m["always"], m["by length"], m["dynamo"]
+    first = [x["ttft_s"]["mean"] for x in (always, length, dynamo)]
+    return (
+        first == sorted(first, reverse=True)
+        and length["ttft_s"]["mean"] < always["ttft_s"]["mean"] / 2
+        and always["tpot_s"]["mean"] < length["tpot_s"]["mean"] < dynamo["tpot_s"]["mean"]
+        and length["slo_attainment"] > always["slo_attainment"]
+    )
+
+
+def what_is_cached_need_not_go_round(m: Metrics) -> bool:
+    always, threshold = m["always"], m["threshold"]
+    later = [x["ttft_s"]["mean"] - x["prefill_ttft_s"]["mean"] for x in (always, threshold)]
+    return (
+        threshold["ttft_s"]["mean"] < 0.75 * always["ttft_s"]["mean"]
+        and later[0] > later[1] > 0  # the last token is computed again by whoever was sent for
+        and m["colocated"]["ttft_s"] == m["colocated"]["prefill_ttft_s"]
+    )
+
+
+def swapping_beats_recomputing(m: Metrics) -> bool:
+    swaps, recompute = m["distserve"], m["recompute"]
+    return (
+        swaps["ttft_s"]["mean"] < recompute["ttft_s"]["mean"] / 5
+        and swaps["slo_attainment"] > recompute["slo_attainment"] + 0.05
+        and abs(swaps["slo_attainment"] - m["all that fit"]["slo_attainment"]) < 0.1
+        and m["colocated"]["slo_attainment"] > 0.9
+    )
+
+
+def fetching_prefixes_pays(m: Metrics) -> bool:
+    robin, aware, fetch = m["round robin"], m["cache-aware"], m["with fetch"]
+    return (
+        fetch["ttft_s"]["mean"] < 0.9 * aware["ttft_s"]["mean"]
+        and aware["ttft_s"]["mean"] < robin["ttft_s"]["mean"] / 2
+        and fetch["slo_attainment"] > aware["slo_attainment"] > robin["slo_attainment"]
+        and aware["prefix_hit_rate_tokens"] > robin["prefix_hit_rate_tokens"]
+    )
+
+
 def moving_helps(m: Metrics) -> bool:
     none, live, stop, again = (m[label] for label in ("none", "live", "stop", "recompute"))
     return (
@@ -119,9 +179,14 @@ def faster_links_wait_less(m: Metrics) -> bool:
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("conditional_disaggregation", short_prompts_stay, "Short prompts should stay"),
+        ("llm_d", what_is_cached_need_not_go_round, "No: where the decode replica prefills"),
+        ("distserve", swapping_beats_recomputing, "They keep the first token quick"),
         ("migration", moving_helps, "Yes: live migration takes the P99 TTFT from"),
         ("pd_network", faster_links_wait_less, "Below a point it decides everything"),
+        ("mooncake", fetching_prefixes_pays, "Fetching prefixes brings the mean TTFT to"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
+        ("autoscale", zero_is_cheap_and_slow, "Autoscaling between one and four replicas costs"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),
         (

@@ -62,6 +62,10 @@ def test_short_prompts_stay_and_long_ones_do_not() -> None:
             ["pools.local_prefill.max_queue=2", "pools.decode.policy=static"],
             "policy.name: static: prefills nobody on a decode replica",
         ),
+        (
+            ["pools.transfer.max_waiting_share=0.05"],
+            "pools.transfer.max_waiting_share: 0.05: is for a decode side that pulls",
+        ),
         (["pools.transfer.decode_first=1"], "pools.transfer.decode_first: 1"),
     ],
 )
@@ -86,3 +90,12 @@ def test_keys_without_effect_are_told() -> None:
     notes = cluster.build(plan.variants[0], plan.folder).notes
     assert any(note.startswith("local_prefill: with max_uncached_tokens 0") for note in notes)
     assert any(note.startswith("transfer.decode_first has no effect") for note in notes)
+
+
+def test_what_a_hit_saves_is_timed_where_it_was_found() -> None:
+    slower = ["pools.decode.device=a100", "pools.local_prefill.max_queue=1"]
+    cached = ["policy.prefix_cache=true", "workload.preset=system-prompts"]
+    got = run(*slower, *cached, "workload.arrivals={process: poisson, rate_per_s: 60}")
+    local = got.requests["replica"] == got.requests["decode_replica"]
+    assert (got.requests["cached_tokens"][local] > 0).any()
+    assert got.summary["overall"]["saved_prefill_s"] > 0

@@ -57,7 +57,7 @@ def test_one_stage_is_a_plain_replica() -> None:
 def test_peaks_are_those_of_all_gpus_and_the_work_is_that_of_the_model() -> None:
     def hardware(config: dict[str, Any]) -> Any:
         plan = load(config)
-        return cluster._hardware(plan.variants[0])
+        return cluster._hardware(plan.variants[0], ["replica"])
 
     model = load_model("llama-3.1-70b")
     one, two = (model_work(model, hardware(config)) for config in (BASE, PIPELINE))

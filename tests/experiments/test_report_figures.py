@@ -25,6 +25,7 @@ S = 1_000_000_000
 
 
 class Replica:
+    joined_ns, left_ns = 0, -1
     name, pool, gpus, total_blocks, busy_ns, iterations = "main-0", "main", 1, 10, S, 50
     block_tokens, lost_blocks = 16, None
 

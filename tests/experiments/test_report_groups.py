@@ -19,6 +19,7 @@ N = 400
 
 
 class Replica:
+    joined_ns, left_ns = 0, -1
     pool, gpus, total_blocks, busy_ns, iterations, block_tokens = "main", 1, 10, S, 50, 16
 
     def __init__(self, name, lost_blocks=None):

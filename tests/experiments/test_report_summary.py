@@ -15,6 +15,7 @@ S = 1_000_000_000
 
 
 class Replica:
+    joined_ns, left_ns = 0, -1
     name, pool, gpus, total_blocks = "main-0", "main", 2, 10
     block_tokens, busy_ns, iterations, lost_blocks = 16, 5 * S, 50, 3
     host_bytes = disk_read_bytes = disk_written_bytes = 0

@@ -255,7 +255,11 @@ def test_whoever_arrives_ends_in_one_state_while_pools_scale_and_replicas_fail(
     arrivals += [Arrival(200 + 9 * i, 5, 4, 4, 5 + i) for i in range(data.draw(st.integers(0, 4)))]
     name = data.draw(st.sampled_from(POOLED))
     if data.draw(st.booleans()):
-        cluster = scaled(two_pools(name), data.draw(scalings()), data.draw(scalings()))
+        cluster = two_pools(name)
+        assert cluster.transfer is not None
+        transfer = replace(cluster.transfer, push=data.draw(st.booleans()))
+        cluster = replace(cluster, transfer=transfer)
+        cluster = scaled(cluster, data.draw(scalings()), data.draw(scalings()))
     else:
         cluster = scaled(colocated(name), data.draw(scalings()))
     changes = []

@@ -6,7 +6,9 @@ token emitted once, in order; no memory left behind; nothing before the failure 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,13 @@ from sim.changes import Change
 from sim.cluster import Cluster, LiveCluster
 from sim.content import Content
 from sim.event_loop import simulate
+from sim.pipeline import PipelineReplica
 from sim.pool import PoolSpec
 from sim.records import FINISHED, UNFINISHED, Record, SimulationResult
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
+from sim.slow_down import NodeChange, Slow, for_a_while
+from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
 from sim.transfer import TransferSpec
 from tests.cancellations import assert_nothing_left, instants, observed
@@ -168,6 +173,83 @@ def check_failures_of_two_pools(name: str, decode: bool, again: bool, *, every: 
         assert_same_before(got, base, now)
 
 
+def pushed(cluster: Cluster, **options: Any) -> Cluster:
+    """The same with push, over shared links."""
+    transfer = TransferSpec(bandwidth_bytes_per_s=1e9, shares_links=True, push=True, **options)
+    return replace(cluster, transfer=transfer)
+
+
+def staged(cluster: Cluster) -> Cluster:
+    """The same with two stages a replica, the second one quicker."""
+    link = StageLink(bytes_per_token=1, bandwidth_bytes_per_s=1e9)
+    model = PipelineStepTime([STEP, LinearStepTime(base_s=4e-9, decode_s=2e-9)], link)
+
+    def of(pool: PoolSpec | None) -> PoolSpec | None:
+        if pool is None:
+            return None
+        kind = {"step_time": model, "kind": PipelineReplica}
+        return replace(pool, replicas=[replace(each, **kind) for each in pool.replicas])
+
+    entry = of(cluster.entry)
+    assert entry is not None
+    return replace(cluster, entry=entry, decode=of(cluster.decode))
+
+
+SMALL = [
+    Arrival(at, p, o, o, i) for i, (at, p, o) in enumerate([(0, 9, 4), (12, 10, 1), (13, 6, 5)])
+]
+"""Few enough requests for many instants."""
+
+ENUMERATED: dict[str, Callable[[], Cluster]] = {
+    "push": lambda: pushed(two_pools("vllm-v1")),
+    "push-cached": lambda: pushed(two_pools("vllm-v1-cached")),
+    "push-layerwise": lambda: pushed(two_pools("vllm-v0"), overlap="layerwise", layers=3),
+    "pipelines": lambda: staged(colocated("vllm-v1")),
+    "pipelines-of-two-pools": lambda: staged(two_pools("sarathi")),
+}
+
+
+@pytest.mark.parametrize("name", list(ENUMERATED))
+def test_a_failure_at_every_instant_of_pushes_and_pipelines(name: str) -> None:
+    cluster = ENUMERATED[name]()
+    base = run(SMALL, cluster, [], fast_forward=False)
+    for now in instants(base):
+        for decode in (False, True)[: 1 if cluster.decode is None else 2]:
+            changes = [(now, Change("fail", 0, decode)), (now + 25, Change("restore", 0, decode))]
+            if now >= 0:
+                got = both_ways(SMALL, cluster, changes)
+                assert (got.requests["state"] == FINISHED).all(), now
+                assert_same_before(got, base, now)
+
+
+@pytest.mark.parametrize("name", ["pull", *ENUMERATED])
+def test_a_straggler_from_every_instant_on_keeps_the_iteration_in_flight(name: str) -> None:
+    cluster = ENUMERATED.get(name, lambda: two_pools("vllm-v1"))()
+    base = run(SMALL, cluster, [], fast_forward=False)
+    for now in instants(base):
+        for decode in (False, True)[: 1 if cluster.decode is None else 2]:
+            slow = for_a_while(now, now + 30, Slow(Fraction("1.5"), 0, decode))
+            if now >= 0:
+                got = both_ways(SMALL, cluster, slow)  # type: ignore[arg-type]
+                assert (got.requests["state"] == FINISHED).all(), now
+                assert_same_before(got, base, now)
+
+
+@pytest.mark.parametrize("name", ["pull", "push", "pipelines-of-two-pools"])
+def test_a_node_fails_at_every_instant(name: str) -> None:
+    cluster = ENUMERATED.get(name, lambda: two_pools("vllm-v1"))()
+    base = run(SMALL, cluster, [], fast_forward=False)
+    node = [(True, 0), (False, 0)]
+    for now in instants(base):
+        changes = [(now, NodeChange("fail", node)), (now + 25, NodeChange("restore", node))]
+        if now >= 0:
+            got = both_ways(SMALL, cluster, changes)  # type: ignore[arg-type]
+            assert (got.requests["state"] == FINISHED).all(), now
+            assert got.changes["change"].tolist() == [0, 0, 1, 1]
+            assert got.changes["replica"].tolist() == [0, 2, 0, 2]
+            assert_same_before(got, base, now)
+
+
 @pytest.mark.parametrize("name", POOLED)
 def test_the_only_decode_replica_fails_and_comes_back(name: str) -> None:
     arrivals, cluster = workload(), two_pools(name, counts=(1, 1))
@@ -249,6 +331,29 @@ def test_whatever_happens_to_two_pools(
     name: str, arrivals: list[Arrival], changes: list[tuple[int, Change]], again: bool
 ) -> None:
     both_ways(arrivals, two_pools(name, again=again), changes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(POOLED), arrivals_of_all_kinds(), histories(2), st.integers(0, 3))
+def test_whatever_happens_to_pushes(
+    name: str, arrivals: list[Arrival], changes: list[tuple[int, Change]], layers: int
+) -> None:
+    options = {"overlap": "layerwise", "layers": layers} if layers else {}
+    both_ways(arrivals, pushed(two_pools(name), **options), changes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["static", "orca", "vllm-v0", "sarathi", "vllm-v1", "vllm-v1-cached"]),
+    arrivals_of_all_kinds(),
+    histories(2),
+    st.booleans(),
+)
+def test_whatever_happens_to_pipelines(
+    name: str, arrivals: list[Arrival], changes: list[tuple[int, Change]], push: bool
+) -> None:
+    cluster = staged(two_pools(name))
+    both_ways(arrivals, pushed(cluster) if push else cluster, changes)
 
 
 def test_a_restored_replica_restores_throughput() -> None:

@@ -30,6 +30,8 @@ class Replica:
     iterations: int = 1
     iterations_by_rows: tuple[tuple[int, int], ...] = ()
     lost_blocks: int | None = None
+    joined_ns: int = 0
+    left_ns: int = -1
 
 
 REPLICAS = [

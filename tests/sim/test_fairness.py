@@ -12,6 +12,8 @@ S = 1_000_000_000
 
 
 class Replica:
+    joined_ns, left_ns = 0, -1
+
     def __init__(self, pool):
         self.pool = pool
 

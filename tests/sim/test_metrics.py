@@ -200,6 +200,7 @@ def test_attainment_without_targets_is_undefined():
 
 
 class Replica:
+    joined_ns, left_ns = 0, -1
     name, pool, gpus, total_blocks = "r0", "main", 2, 10
 
     def __init__(self, busy_ns=0, iterations=0):

@@ -29,6 +29,7 @@ NO_REQUESTS = {name: np.zeros(0, np.int64) for name in ("prompt_tokens", "emitte
 
 
 class Replica:
+    joined_ns, left_ns = 0, -1
     name, pool, gpus, total_blocks, block_tokens, busy_ns = "r0", "main", 1, 10, 16, 0
 
     def __init__(self, *by_rows: tuple[int, int], iterations: int | None = None) -> None:

@@ -186,7 +186,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_fast_forward_shows_a_router_the_same_state(seed: int, router: str) -> None:
     spec = workload(1000 + seed)
     arrivals = told(adapter.arrivals(spec), seed)
-    cached = router == "kv-aware" and "disaggregated" not in spec
+    cached = router in ("kv-aware", "mooncake") and "disaggregated" not in spec
     if cached:
         spec["replicas"] = [cached_replica(each, seed) for each in spec["replicas"]]
     made = ROUTERS[router](**OPTIONS.get(router, {}))
@@ -225,7 +225,9 @@ def routed(cluster: Cluster, router: Router, snapshot_ns: int) -> Cluster:
     def pool(spec: PoolSpec) -> PoolSpec:
         return replace(spec, router=router, snapshot_ns=snapshot_ns)
 
-    decode = None if cluster.decode is None else pool(cluster.decode)
+    decode = cluster.decode
+    if decode is not None and not router.places_prefills:
+        decode = pool(decode)
     return replace(cluster, entry=pool(cluster.entry), decode=decode)
 
 

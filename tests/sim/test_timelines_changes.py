@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from sim.cluster import Cluster
 from sim.content import Content
 from sim.errors import ConfigError
 from sim.event_loop import simulate
+from sim.pipeline import PipelineReplica
 from sim.pool import PoolSpec
 from sim.records import CHANGES, STATES, Record, SimulationResult
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
+from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
 from sim.transfer import TransferSpec
 
@@ -344,3 +347,83 @@ def test_held_blocks_of_a_dead_decode_pool_end_the_run(fast_forward: bool) -> No
 def test_what_cannot_happen_is_refused(changes: list[Change], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run([Arrival(0, 5, 2, 2)], colocated(1), [(0, x) for x in changes], fast_forward=True)
+
+
+# --- push, and pipelines
+
+
+def pushing(decode: int = 2) -> Cluster:
+    cluster = two_pools(1, decode)
+    assert cluster.transfer is not None
+    return replace(cluster, transfer=replace(cluster.transfer, push=True))
+
+
+@pytest.mark.parametrize("when", [10, 15])
+def test_whose_target_fails_goes_on_as_under_pull(when: int, fast_forward: bool) -> None:
+    changes = [(when, Change("fail", 0, True))]
+    got = run([Arrival(0, 5, 3, 3)], pushing(), changes, fast_forward=fast_forward)
+    # Prefill to 15. Its target is gone, so decode replica 1 is chosen then and pulls two blocks of
+    # 4: 8 ns, to 23; decodes of 11 ns.
+    assert tokens(got) == [[15, 34, 45]]
+    assert got.requests["decode_replica"].tolist() == [2]
+    assert got.requests["rerouted"].tolist() == [0]
+
+
+def test_a_push_in_flight_is_sent_again_elsewhere(fast_forward: bool) -> None:
+    changes = [(20, Change("fail", 0, True))]
+    got = run([Arrival(0, 5, 3, 3)], pushing(), changes, fast_forward=fast_forward)
+    assert tokens(got) == [[15, 39, 50]]  # called off at 20, and 8 ns from there
+
+
+def test_who_finds_no_decode_replica_at_arrival_is_handed_over_later(fast_forward: bool) -> None:
+    changes = [(0, Change("fail", 0, True)), (40, Change("restore", 0, True))]
+    got = run([Arrival(0, 5, 3, 3)], pushing(1), changes, fast_forward=fast_forward)
+    # It waits for no reservation: prefilled at 15. At 40 the replica is up: 48, then decodes.
+    assert tokens(got) == [[15, 59, 70]]
+
+
+def test_a_pushed_request_whose_source_fails_chooses_both_anew(fast_forward: bool) -> None:
+    changes = [(10, Change("fail")), (30, Change("restore"))]
+    got = run([Arrival(0, 5, 3, 3)], pushing(), changes, fast_forward=fast_forward)
+    # Its place on decode replica 0 is given back; at 30 round robin chooses decode replica 1.
+    assert tokens(got) == [[45, 64, 75]]
+    assert got.requests["decode_replica"].tolist() == [2]
+
+
+def pipelines(replicas: int = 2) -> Cluster:
+    """Two stages of `STEP` each; moves between them cost nothing."""
+    model = PipelineStepTime([STEP, STEP], StageLink(0, 1.0))
+    spec = ReplicaSpec(
+        POLICIES["vllm-v1"](max_num_batched_tokens=5),
+        100,
+        model,
+        block_tokens=4,
+        kind=PipelineReplica,
+    )
+    return Cluster(PoolSpec("replica", [spec] * replicas, ROUND_ROBIN()))
+
+
+def test_a_pipeline_loses_the_batch_in_its_second_stage(fast_forward: bool) -> None:
+    changes = [(40, Change("fail", 0))]
+    got = run([Arrival(0, 4, 3, 3)], pipelines(), changes, fast_forward=fast_forward)
+    # Two stages of 14: token 1 at 28. The decode, in stage 2 from 39 on, is lost at 40. Replica 1
+    # prefills 4 + 1: 15 + 15, to 70; its decode takes 11 + 11.
+    assert tokens(got) == [[28, 70, 92]]
+    lost = [x for x in got.decisions if x.lost]
+    assert [(x.replica, x.start_ns, x.end_ns, x.tokens) for x in lost] == [(0, 28, 40, {0: 1})]
+    assert got.replicas[0].busy_ns == 40
+    assert got.replicas[0].iterations == 1
+
+
+def test_a_pipeline_loses_the_batches_of_all_stages(fast_forward: bool) -> None:
+    arrivals = [Arrival(0, 4, 1, 1, 0), Arrival(5, 5, 1, 1, 1)]
+    changes = [(0, Change("drain", 1)), (20, Change("fail", 0)), (20, Change("add"))]
+    got = run(arrivals, pipelines(), changes, fast_forward=fast_forward)
+    # 0 is in stage 2 from 14 on, 1 in stage 1; both are lost at 20. On replica 2 they come in
+    # order, with 4 and 1 of the 5 tokens of the budget: 15 + 15, so 0 has its token at 50. Until
+    # then 1 is in that batch; its 4 others take 14 + 14.
+    assert tokens(got) == [[50], [78]]
+    lost = sorted((x.start_ns, x.end_ns, x.tokens) for x in got.decisions if x.lost)
+    assert lost == [(0, 20, {0: 4}), (14, 20, {1: 5})]
+    assert made(got)[2:] == [(20, 0, "failed", 2), (20, 2, "added", 0)]
+    assert got.replicas[0].busy_ns == 20
