@@ -420,7 +420,7 @@ MISUSES = [
     (BASE + "seed: 1\nseed: 2", "c.yaml: line 7: seed is given twice (first in line 6)"),
     (
         BASE.replace("policy: sarathi\n", ""),
-        "c.yaml: policy: is required: one of orca, sarathi, sglang, static, vllm-v0, vllm-v1, or "
+        "c.yaml: policy: is required: one of distserve, orca, sarathi, sglang, static, vllm-v0, vllm-v1, or "
         "give an engine (phasewise list engines)",
     ),
     (
@@ -430,7 +430,7 @@ MISUSES = [
     ),
     (
         with_policy("{budget_tokens: 5}"),
-        "c.yaml: policy.name: is required: which policy, one of orca, sarathi, sglang, static, "
+        "c.yaml: policy.name: is required: which policy, one of distserve, orca, sarathi, sglang, static, "
         "vllm-v0, vllm-v1",
     ),
     # users' own classes
