@@ -37,6 +37,7 @@ def check(experiment: Experiment, where: Where) -> None:
         ConfigError: One line with the entry of the list and what could happen instead.
     """
     _check_drawn(experiment, where)
+    _check_staging(experiment, where)
     pools = experiment.pools
     present = {"colocated": pools.colocated, "prefill": pools.prefill, "decode": pools.decode}
     replicas = {role: ["up"] * pool.replicas for role, pool in present.items() if pool is not None}
@@ -47,6 +48,19 @@ def check(experiment: Experiment, where: Where) -> None:
             _check_change(at, each, replicas, where)
         else:
             _change_node(experiment, each, replicas)
+
+
+def _check_staging(experiment: Experiment, where: Where) -> None:
+    """KV that waits off the GPU is not modelled where replicas change."""
+    transfer = experiment.pools.transfer
+    if transfer is None or transfer.staging is None:
+        return
+    for key in ("events", "failures", "stragglers"):
+        if getattr(experiment, key):
+            raise ConfigError(
+                f"{where('pools', 'transfer', 'staging')}: is not modelled where replicas change; "
+                f"leave it out, or {key}"
+            )
 
 
 def _check_change(at: int, each: Change, replicas: dict[str, list[str]], where: Where) -> None:

@@ -283,3 +283,26 @@ def test_more_features_put_together_at_random(block: int) -> None:
     step = MORE_SEEDS // 10
     seeds = range(1000 + block * step, 1000 + (block + 1) * step)
     assert sum(check(seed) for seed in seeds) >= step // 4
+
+
+def test_messages_over_a_topology_are_refused_with_their_place() -> None:
+    drawn = config_of(0)
+    transfer = {"message_bytes": 65536, "per_message_s": 1e-5}
+    drawn["topology"] = {"gpus_per_node": 4, "nics_per_node": 1, "nic": {"bytes_per_s": 1e9}}
+    drawn["pools"] = {"prefill": {}, "decode": {}, "transfer": transfer}
+    drawn["policy"] = "vllm-v1"
+    place = r"^config: pools\.transfer\.message_bytes: 65536: with a"
+    with pytest.raises(ConfigError, match=place):
+        config.load(drawn)
+
+
+def test_staging_where_replicas_change_is_refused_with_its_place() -> None:
+    drawn = config_of(0)
+    staging = {"bytes": 1e9, "bandwidth_bytes_per_s": 1e9}
+    transfer = {"bandwidth_bytes_per_s": 1e9, "staging": staging}
+    drawn["pools"] = {"prefill": {}, "decode": {}, "transfer": transfer}
+    drawn["policy"] = "vllm-v1"
+    drawn["failures"] = {"mtbf_s": 9, "mttr_s": 1}
+    place = r"^config: pools\.transfer\.staging: is not modelled .* or failures"
+    with pytest.raises(ConfigError, match=place):
+        config.load(drawn)
