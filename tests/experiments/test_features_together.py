@@ -285,24 +285,36 @@ def test_more_features_put_together_at_random(block: int) -> None:
     assert sum(check(seed) for seed in seeds) >= step // 4
 
 
+def two_pools(transfer: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "workload": {"preset": "azure-conv-2023", "requests": 5, "max_tokens": 512},
+        "model": "llama-3.1-8b",
+        "policy": "vllm-v1",
+        "pools": {"prefill": {}, "decode": {}, "transfer": transfer},
+        **more,
+    }
+
+
 def test_messages_over_a_topology_are_refused_with_their_place() -> None:
-    drawn = config_of(0)
+    topology = {"gpus_per_node": 4, "nics_per_node": 1, "nic": {"bytes_per_s": 1e9}}
     transfer = {"message_bytes": 65536, "per_message_s": 1e-5}
-    drawn["topology"] = {"gpus_per_node": 4, "nics_per_node": 1, "nic": {"bytes_per_s": 1e9}}
-    drawn["pools"] = {"prefill": {}, "decode": {}, "transfer": transfer}
-    drawn["policy"] = "vllm-v1"
     place = r"^config: pools\.transfer\.message_bytes: 65536: with a"
     with pytest.raises(ConfigError, match=place):
-        config.load(drawn)
+        config.load(two_pools(transfer, topology=topology))
 
 
-def test_staging_where_replicas_change_is_refused_with_its_place() -> None:
-    drawn = config_of(0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"failures": {"mtbf_s": 9, "mttr_s": 1}},
+        {"stragglers": {"mtbs_s": 9, "duration_s": 1, "factor": 2}},
+        {"events": [{"at_s": 1, "what": "fail", "pool": "decode"}]},
+    ],
+)
+def test_staging_where_replicas_change_is_refused_with_its_place(change: dict[str, Any]) -> None:
     staging = {"bytes": 1e9, "bandwidth_bytes_per_s": 1e9}
     transfer = {"bandwidth_bytes_per_s": 1e9, "staging": staging}
-    drawn["pools"] = {"prefill": {}, "decode": {}, "transfer": transfer}
-    drawn["policy"] = "vllm-v1"
-    drawn["failures"] = {"mtbf_s": 9, "mttr_s": 1}
-    place = r"^config: pools\.transfer\.staging: is not modelled .* or failures"
+    (key,) = change
+    place = rf"^config: pools\.transfer\.staging: is not modelled .* or {key}"
     with pytest.raises(ConfigError, match=place):
-        config.load(drawn)
+        config.load(two_pools(transfer, **change))
