@@ -290,7 +290,7 @@ def two_pools(transfer: dict[str, Any], **more: Any) -> dict[str, Any]:
         "workload": {"preset": "azure-conv-2023", "requests": 5, "max_tokens": 512},
         "model": "llama-3.1-8b",
         "policy": "vllm-v1",
-        "pools": {"prefill": {}, "decode": {}, "transfer": transfer},
+        "pools": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}, "transfer": transfer},
         **more,
     }
 
