@@ -730,6 +730,9 @@ class Recording(Strict):
 
     steps: bool = True
     """Write steps.parquet, one row per run of iterations. No figure or table needs it."""
+    decisions: bool = False
+    """Write decisions.jsonl: every iteration with its requests, for `phasewise diff` and other
+    tools. It takes time and memory for each token."""
     series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
     """Points of series.parquet (queue, running, KV use), evenly over the arrivals; 0: none."""
 
