@@ -56,6 +56,8 @@ OnFailure = Literal["reroute", "fail"]
 """What becomes of the requests of a replica that fails."""
 
 REPLICA_FAILED = "replica_failed"
+_DECODE_RANK = 1 << 24
+"""More than a pool has replicas: those of the decode pool change role later within (2c)."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,17 @@ class Change:
     """One change, to be given to `simulate` with its instant.
 
     Attributes:
-        what: ``fail``, ``restore``, ``drain`` or ``add``.
+        what: ``fail``, ``restore``, ``drain``, ``add`` or ``role``.
         index: Position of the replica in its pool; for ``add``, of one that the new one is like.
         decode: Of the decode pool, not of the pool that requests enter.
+        keeps_spec: For ``role``: it stays what it is; else it is then made as the first replica of
+            the other pool.
     """
 
-    what: Literal["fail", "restore", "drain", "add"]
+    what: Literal["fail", "restore", "drain", "add", "role"]
     index: int = 0
     decode: bool = False
+    keeps_spec: bool = False
 
     def __call__(self, live: LiveCluster) -> None:
         """Make the change, in phase (2c).
@@ -79,7 +84,10 @@ class Change:
             ConfigError: There is no such replica, or it is not in a condition to change so.
         """
         pool, replica = located(live, self.what, self.index, self.decode)
-        getattr(live.changes, self.what)(pool, replica)
+        if self.what == "role":
+            live.changes.role(pool, replica, keeps_spec=self.keeps_spec)
+        else:
+            getattr(live.changes, self.what)(pool, replica)
 
 
 def located(live: LiveCluster, what: str, index: int, decode: bool) -> tuple[Pool, Replica]:
@@ -123,6 +131,7 @@ class Changes:
         self.degraded: dict[Replica, Degrade] = {}
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
+        self._becomes: dict[Replica, tuple[Pool, ReplicaSpec]] = {}  # who changes role, into what
         self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
     def expect(self, changes: int) -> None:
@@ -167,6 +176,7 @@ class Changes:
         drained, replica.condition = replica.condition == DRAINING, DOWN
         self.note("failed", replica, lost=len(lost))
         if drained:
+            self._becomes.pop(replica, None)
             self._is_gone(replica)
         for life in lost:
             self._live.note_event(life, LOST, replica)
@@ -211,6 +221,36 @@ class Changes:
         self.note("draining", replica)
         if replica.empty:
             self._is_gone(replica)
+
+    def role(self, pool: Pool, replica: Replica, *, keeps_spec: bool = False) -> None:
+        """It drains, and joins the other pool, as a new replica, when it is gone (rule 82).
+
+        It joins after the changes and drains of that instant, prefill replicas before decode
+        replicas, in order of their index; its GPUs need no loading. One that fails before is gone.
+        """
+        live = self._live
+        other = live.entry if pool is live.decode else live.decode
+        if other is None or replica.condition != UP:
+            raise refused("role", pool, replica)
+        spec = replica.spec if keeps_spec else other.replicas[0].spec
+        if spec.gpus != replica.spec.gpus:
+            raise ConfigError(
+                f"role of replica {replica.index} of pool {pool.spec.name}: it has "
+                f"{replica.spec.gpus} GPUs, and those of the other pool {spec.gpus}"
+            )
+        self._becomes[replica] = other, spec
+        self.drain(pool, replica)
+
+    def _join_other(self, replica: Replica) -> None:
+        """It is gone from its pool, and stands in the other in this very phase (2c)."""
+        pool, spec = self._becomes.pop(replica)
+
+        def join(_: Event) -> None:
+            self.note("changed_role", self._live.add(pool, pool.replicas[0], spec))
+            self._came_up()
+
+        rank = 1 + replica.index + (_DECODE_RANK if replica.role == "decode" else 0)
+        Instant(self._live.env, 0, Phase.CLUSTER_EVENT + rank).callbacks.append(join)
 
     def add(self, pool: Pool, like: Replica) -> None:
         """One more replica."""
@@ -266,7 +306,7 @@ class Changes:
 
     def may_come_back(self, replica: Replica) -> bool:
         """Whether a replica may be taken back."""
-        return replica.condition == DRAINING
+        return replica.condition == DRAINING and replica not in self._becomes
 
     def take_back(self, pool: Pool, replica: Replica) -> None:
         """A draining replica takes requests again."""
@@ -288,6 +328,8 @@ class Changes:
         self.note("gone", replica)
         if self._live.network is not None:
             self._live.network.leave(replica)
+        if replica in self._becomes:
+            self._join_other(replica)
 
     def note(
         self, change: str, replica: Replica, factor: Fraction | None = None, *, lost: int = 0
