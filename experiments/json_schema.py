@@ -277,6 +277,12 @@ def _allow_presets(definitions: Schema) -> None:
     for owner in ("Workload", "Part"):
         preset = definitions[owner]["properties"]["preset"]
         preset["anyOf"] = [*presets, {"type": "null"}]
+    nodes = definitions["Topology"]
+    sheets = {"enum": [entry.name for entry in listing.entries("topologies")]}
+    definitions["Topology"] = {
+        "anyOf": [nodes, sheets],
+        "description": nodes.get("description", ""),
+    }
     targets = definitions["SLO"]
     definitions["SLO"] = {
         "anyOf": [targets, {"const": "preset"}],

@@ -349,7 +349,11 @@ class Pool(Strict):
     order: Named = {"name": "fcfs"}
     """Order of the waiting queue: a name, or name and options (``phasewise list orders``)."""
     kv: KV = KV()
-    nodes: Annotated[list[Natural] | None, Field(min_length=1), BeforeValidator(_listed)] = None
+    nodes: Annotated[
+        list[Natural] | None,
+        Field(min_length=1),
+        BeforeValidator(_listed, json_schema_input_type=Natural | list[Natural] | None),
+    ] = None
     """Numbers of the nodes of a `topology` on which the replicas may lie, in order of preference,
     such as 0 or [2, 3]. Default: all, by number."""
     nic_bytes_per_s: Annotated[float, Field(ge=1e3, le=1e15)] | None = None

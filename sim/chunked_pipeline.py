@@ -22,8 +22,8 @@ The rules, which add to those of a pipeline (55, 85 to 87):
   batch that computes a piece of a prompt is never run ahead: passes lie between its stages.
 
 Source: chunked pipeline parallelism of Qin et al., Mooncake (FAST 2025; arXiv 2407.00079), section
-5.1: a group of nodes prefills chunks of one prompt at the same time, each its own layers; vLLM V1
-and SGLang schedule chunks ahead likewise. Mooncake adds no parallelism across nodes otherwise.
+5.1: a group of nodes prefills chunks of one prompt at the same time, each node its own layers. vLLM
+V1 counts tokens as computed when they are scheduled too (``vllm/v1/core/sched/scheduler.py``).
 With k chunks that take t in each of S stages, a prompt alone takes (k + S - 1) t, not k S t.
 """
 

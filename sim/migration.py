@@ -62,7 +62,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from sim.carrier import Carrier, Nics, OnTheWay
-from sim.clock import Instant, Phase, now_ns
+from sim.clock import Instant, Phase, Tick, now_ns
 from sim.errors import ConfigError
 from sim.migrator import Migrator, Order, ReplicaLoad
 from sim.records import LOADED, MIGRATING, OUTCOMES, QUEUED, STAYED, STOPPED, Lifetime
@@ -173,7 +173,7 @@ class Migrations:
         self._live, self.spec = live, spec
         self._migrator = copy.deepcopy(spec.migrator)
         self.under_way: dict[int, Migration] = {}
-        self._round: Instant | None = None
+        self._round: Tick | None = None
         self._nics: Nics | None = None
         link = spec.link
         if link is not None and link.shares_links and live.network is None:
@@ -225,7 +225,8 @@ class Migrations:
         if self._round is None:
             interval = self.spec.interval_ns
             delay = interval - now_ns(self._live.env) % interval
-            self._round = Instant(self._live.env, delay, Phase.MIGRATION)
+            live = self._live
+            self._round = Tick(live.env, delay, Phase.MIGRATION, live.in_motion)
             self._round.callbacks.append(self._ask)
 
     def rest(self) -> None:

@@ -145,6 +145,15 @@ def swapping_beats_recomputing(m: Metrics) -> bool:
     )
 
 
+def prediction_meets_more(m: Metrics) -> bool:
+    nobody, now, ahead = (m[label] for label in ("nobody", "as it is", "predicted"))
+    return (
+        ahead["slo_attainment"] > now["slo_attainment"] + 0.1
+        and now["slo_attainment"] >= nobody["slo_attainment"]
+        and ahead["ttft_s"]["p99"] < now["ttft_s"]["p99"]
+    )
+
+
 def fetching_prefixes_pays(m: Metrics) -> bool:
     robin, aware, fetch = m["round robin"], m["cache-aware"], m["with fetch"]
     return (
@@ -184,6 +193,7 @@ def faster_links_wait_less(m: Metrics) -> bool:
         ("distserve", swapping_beats_recomputing, "They keep the first token quick"),
         ("migration", moving_helps, "Yes: live migration takes the P99 TTFT from"),
         ("pd_network", faster_links_wait_less, "Below a point it decides everything"),
+        ("early_rejection", prediction_meets_more, "Yes: judged by the predicted decode load"),
         ("mooncake", fetching_prefixes_pays, "Fetching prefixes brings the mean TTFT to"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
         ("autoscale", zero_is_cheap_and_slow, "Autoscaling between one and four replicas costs"),

@@ -420,8 +420,8 @@ MISUSES = [
     (BASE + "seed: 1\nseed: 2", "c.yaml: line 7: seed is given twice (first in line 6)"),
     (
         BASE.replace("policy: sarathi\n", ""),
-        "c.yaml: policy: is required: one of orca, sarathi, sglang, static, vllm-v0, vllm-v1, or "
-        "give an engine (phasewise list engines)",
+        "c.yaml: policy: is required: one of distserve, orca, sarathi, sglang, static, vllm-v0, "
+        "vllm-v1, or give an engine (phasewise list engines)",
     ),
     (
         BASE.replace("model: llama-3.1-8b\n", ""),
@@ -430,8 +430,8 @@ MISUSES = [
     ),
     (
         with_policy("{budget_tokens: 5}"),
-        "c.yaml: policy.name: is required: which policy, one of orca, sarathi, sglang, static, "
-        "vllm-v0, vllm-v1",
+        "c.yaml: policy.name: is required: which policy, one of distserve, orca, sarathi, sglang, "
+        "static, vllm-v0, vllm-v1",
     ),
     # users' own classes
     (

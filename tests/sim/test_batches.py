@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.changes import Change
 from sim.errors import ConfigError
+from sim.event_loop import simulate
 from sim.transfer import TransferSpec
+from tests.conformance import adapter
 from tests.sim.test_push import REPLICAS
 from tests.sim.timeline import Request, Timeline, pools, replica, run_giving_up
 
@@ -154,11 +157,50 @@ def test_batches_are_of_one_pair_and_end_together(
         size = sum(4 * -(-rows[t[0]][1] // 4) for t in members)  # what is cached there is less
         if len({t[4] for t in members}) > 1:  # one that was full, and one after it
             assert size > full
-        elif wire["sharing"] == "none":  # one latency, all bytes
-            assert members[0][4] == members[0][3] + max(wire["latency_s"] * 1e6, 0) + size
         for t in members:
             prefilled = max(end for _, end, done in fast.steps[t[1]] if t[0] in done)
             assert wire["start"] == "pull" or t[3] <= prefilled + wire["batch_wait_s"] * 1e6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 120), st.integers(1, 14), st.integers(2, 12)),
+        min_size=1,
+        max_size=9,
+    ),
+    st.integers(0, 200_000),
+    st.booleans(),
+    st.fixed_dictionaries(
+        {
+            "start": st.sampled_from(["pull", "push"]),
+            "sharing": st.sampled_from(["none", "max-min"]),
+            "batch_wait_s": st.sampled_from([0.0, 30e-6]),
+        }
+    ),
+)
+def test_a_failure_takes_a_batch_with_it(
+    rows: list[Request], when_ns: int, of_decode: bool, wire: dict[str, Any]
+) -> None:
+    layout = pools([replica("orca", 20)] * 2, [replica("vllm-v1", 20)] * 2)
+    layout["transfer"] |= wire
+    names = ("arrival_ns", "prompt_tokens", "output_tokens")
+    requests = [dict(zip(names, (1000 * t, p, o), strict=True)) for t, p, o in sorted(rows)]
+    spec = {"requests": requests, "disaggregated": layout}
+    cluster, places = adapter.build(spec)
+    fails = [(when_ns, Change("fail", 0, of_decode))]
+    fast, slow = (
+        adapter.observe_result(
+            spec,
+            simulate(
+                adapter.arrivals(spec), cluster, cluster_events=fails, fast_forward=f, check=True
+            ),
+            places,
+        )
+        for f in (True, False)
+    )
+    assert fast == slow
+    assert {r["status"] for r in fast["requests"]} == {"finished"}
 
 
 @pytest.mark.parametrize(

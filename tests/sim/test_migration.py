@@ -133,7 +133,7 @@ def test_a_client_gives_up_at_every_instant_of_a_move(name: str, mode: Mode) -> 
     base = both_ways(arrivals, made)
     assert outcomes(base).count("moved") == 2
     given = 0
-    for arrival, now, rows in giving_up(arrivals, instants_of_moves(base)[::2]):
+    for arrival, now, rows in giving_up(arrivals, instants_of_moves(base)[::3]):
         if arrival.index not in (0, 3):
             continue
         got = both_ways(rows, made)
@@ -146,7 +146,7 @@ def test_a_client_gives_up_at_every_instant_of_a_move(name: str, mode: Mode) -> 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["orca", "vllm-v1-cached"])
 def test_a_replica_fails_at_many_instants_of_a_move(name: str, mode: Mode, failing: int) -> None:
-    check_failures(name, mode, failing, two=(name == "orca"), every=2)
+    check_failures(name, mode, failing, two=(name == "orca"), every=3)
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_a_replica_is_drained_at_every_instant_of_a_move(drained: int, two: bool
     made = cluster("vllm-v1", MOVE, bytes_per_s=4e8, two_pools=two, blocks=30)
     base = both_ways(longer_workload(), made)
     assert "moved" in outcomes(base)
-    for now in instants_of_moves(base)[::2]:
+    for now in instants_of_moves(base)[::3]:
         got = both_ways(longer_workload(), made, [(now, Change("drain", drained, two))])
         assert (got.requests["state"] == FINISHED).all()
         assert got.changes["change"].tolist() == [2, 3]  # draining, gone

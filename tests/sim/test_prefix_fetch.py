@@ -18,6 +18,7 @@ from sim.cluster import Cluster
 from sim.content import Content
 from sim.errors import ConfigError
 from sim.event_loop import simulate
+from sim.kv_shards import KvShards
 from sim.pipeline import PipelineReplica
 from sim.policy import ReplicaView, Router
 from sim.pool import PoolSpec
@@ -27,6 +28,7 @@ from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival, Request
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
+from sim.topology import LinkSpec, NodeSpec, Seat, Topology
 from sim.transfer import TransferSpec
 from tests.conformance import adapter
 from tests.sim.prefixed_workloads import prefixed_workload
@@ -48,7 +50,8 @@ class Scripted(Router):
         if request.index in self.seen:
             return replicas[0]
         self.seen.add(request.index)
-        return next(view for view in replicas if view.index == self.places[request.index])
+        wanted = self.places[request.index]
+        return next((view for view in replicas if view.index == wanted), replicas[0])
 
 
 def spec(blocks: int = 100, **more: Any) -> ReplicaSpec:
@@ -203,6 +206,55 @@ def test_a_fetch_shares_links_with_transfers(fast: bool) -> None:
     assert firsts(got) == [26, 226, 258 + 14]
 
 
+def test_a_fetch_takes_the_links_of_a_topology(fast: bool) -> None:
+    # Each of two nodes has one GPU, whose NIC carries a byte in 1 ns after 3 ns.
+    node = NodeSpec(1, 1, LinkSpec(1e9, latency_s=3e-9))
+    seat = Seat(KvShards((1,), 1, 1, 1, 1), "gpu", LinkSpec(8e9), LinkSpec(8e9))
+    made = spec(seat=seat)
+    cluster = Cluster(
+        PoolSpec("replica", [made, made], Scripted([0, 1])),
+        topology=Topology((node,) * 2),
+        prefix_fetch=FETCH,
+    )
+    got = run([text(0, 0, 16, 16), text(1, 100, 20, 16)], cluster, fast=fast)
+    (only,) = fetches(got)
+    assert only == (1, 0, 1, 100, 119, 16, 16)
+    assert firsts(got) == [26, 119 + 14]
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_failure_at_every_instant_of_a_fetch_loses_nobody(fails: int) -> None:
+    # Request 1 fetches from 100 to 108, request 2 joins it, request 3 is computed on the source.
+    arrivals = [
+        text(0, 0, 16, 16),
+        text(1, 100, 20, 16, output=3),
+        text(2, 103, 20, 16, output=2),
+        text(3, 99, 12, 8, output=4),
+    ]
+    arrivals.sort()
+    seen = set()
+    for when in range(96, 150):
+        both = [
+            run(
+                arrivals,
+                pool([0, 1, 1, 0]),
+                (when, Change("fail", fails)),
+                (when + 7, Change("restore", fails)),
+                fast=fast,
+            )
+            for fast in (True, False)
+        ]
+        first, second = both
+        assert [STATES[code] for code in first.requests["state"]] == ["finished"] * 4
+        assert first.requests["emitted_tokens"].tolist() == [1, 3, 2, 4]
+        assert fetches(first) == fetches(second)
+        assert by_replica(first) == by_replica(second)
+        for name, column in first.requests.items():
+            assert column.tolist() == second.requests[name].tolist(), name
+        seen.add(len(fetches(first)))
+    assert seen >= {0, 1}
+
+
 # --- the router
 
 
@@ -314,6 +366,31 @@ def test_fast_forward_changes_nothing_and_every_request_ends(seed: int) -> None:
     assert by_replica(fast) == by_replica(slow)
     for index in fast.requests["index"].tolist():
         assert fast.token_times_ns(index).tolist() == slow.token_times_ns(index).tolist()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_so_it_is_with_two_pools(seed: int) -> None:
+    rng = random.Random(f"two pools {seed}")
+    arrivals, one = _random_cluster(rng, seed)
+    entry = one.entry
+    decode = PoolSpec("decode", [entry.replicas[0]] * 2, RoundRobin())
+    push = rng.random() < 0.4
+    transfer = TransferSpec(rng.choice((1e6, 1e9)), shares_links=rng.random() < 0.6, push=push)
+    cluster = Cluster(entry, decode, transfer, prefix_fetch=one.prefix_fetch)
+    changes: list[tuple[int, Change]] = []
+    last = max(1, arrivals[-1].arrival_ns)
+    if not push and rng.random() < 0.5:
+        down = rng.randrange(last + 1)
+        changes = [
+            (down, Change("fail", 0)),
+            (down + rng.randrange(last + 1), Change("restore", 0)),
+        ]
+    fast, slow = (run(arrivals, cluster, *changes, fast=x) for x in (True, False))
+    assert "unfinished" not in [STATES[code] for code in fast.requests["state"]]
+    for name, column in fast.requests.items():
+        assert column.tolist() == slow.requests[name].tolist(), name
+    assert fetches(fast) == fetches(slow)
+    assert by_replica(fast) == by_replica(slow)
 
 
 def test_random_runs_do_fetch() -> None:
