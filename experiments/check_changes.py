@@ -37,6 +37,7 @@ def check(experiment: Experiment, where: Where) -> None:
         ConfigError: One line with the entry of the list and what could happen instead.
     """
     _check_drawn(experiment, where)
+    _check_staging(experiment, where)
     pools = experiment.pools
     present = {"colocated": pools.colocated, "prefill": pools.prefill, "decode": pools.decode}
     replicas = {role: ["up"] * pool.replicas for role, pool in present.items() if pool is not None}
@@ -47,6 +48,19 @@ def check(experiment: Experiment, where: Where) -> None:
             _check_change(at, each, replicas, where)
         else:
             _change_node(experiment, each, replicas)
+
+
+def _check_staging(experiment: Experiment, where: Where) -> None:
+    """KV that waits off the GPU is not modelled where replicas change."""
+    transfer = experiment.pools.transfer
+    if transfer is None or transfer.staging is None:
+        return
+    for key in ("events", "failures", "stragglers"):
+        if getattr(experiment, key):
+            raise ConfigError(
+                f"{where('pools', 'transfer', 'staging')}: is not modelled where replicas change; "
+                f"leave it out, or {key}"
+            )
 
 
 def _check_change(at: int, each: Change, replicas: dict[str, list[str]], where: Where) -> None:
@@ -87,10 +101,21 @@ def _change_node(experiment: Experiment, each: Change, replicas: dict[str, list[
 def _check_keys(experiment: Experiment, at: int, each: Change, where: Where) -> None:
     """Keys of an entry that belong to what happens."""
     lasts, on_node = each.what in _FOR_A_WHILE, each.what in ("fail", "restore")
-    if lasts and (each.factor is None or (each.what == "slow" and not each.factor)):
-        said = "is required" if each.factor is None else "0: expected above 0"
+    if lasts and each.factor is None:
         example = "1.5" if each.what == "slow" else "0.1"
-        raise ConfigError(f"{where('events', at, 'factor')}: {said} for {each.what}, as {example}")
+        raise ConfigError(
+            f"{where('events', at, 'factor')}: is required for {each.what}, as {example}"
+        )
+    if each.what == "slow" and each.factor is not None and each.factor < 1:
+        raise ConfigError(
+            f"{where('events', at, 'factor')}: {each.factor:g}: expected at least 1 for slow: "
+            "iterations take so many times as long, and 2 is half the speed"
+        )
+    if each.what == "degrade" and each.factor is not None and each.factor > 1:
+        raise ConfigError(
+            f"{where('events', at, 'factor')}: {each.factor:g}: expected at most 1 for degrade: "
+            "the NIC carries so much of its bandwidth, and 0.5 is half of it"
+        )
     for key, belongs, to in (
         ("factor", lasts, "slow and degrade"),
         ("until_s", lasts, "slow and degrade"),

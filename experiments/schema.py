@@ -44,6 +44,8 @@ Positive = Annotated[float, Field(gt=0, le=MOST)]
 NotNegative = Annotated[float, Field(ge=0, le=MOST)]
 Ratio = Annotated[float, Field(ge=1e-6, le=1e6)]
 """A rate or a factor: wide enough for any service, and no draw or division overflows."""
+Slowness = Annotated[float, Field(ge=1, le=1e6)]
+"""How many times as long iterations take: 2 is half the speed."""
 
 
 def _limit(value: object) -> object:
@@ -272,7 +274,7 @@ class WarmUp(Strict):
 
     iterations: Natural = 0
     """How many are slower by `factor`."""
-    factor: Ratio = 1.0
+    factor: Slowness = 1.0
     """How much longer they take, as the decimal number that is written."""
     first_pass_s: NotNegative = 0.0
     """What the very first takes in addition, such as for graphs that are captured lazily."""
@@ -659,7 +661,7 @@ class Stragglers(Drawn):
     """Mean time between two such spells of a replica."""
     duration_s: Positive
     """Mean length of one."""
-    factor: Ratio
+    factor: Slowness
     """How much longer iterations take, as the decimal number written."""
 
 

@@ -60,6 +60,11 @@ def check_keys(experiment: Experiment, where: Where) -> None:
             f"{bandwidth}: {transfer.bandwidth_bytes_per_s:g}: the links of the topology say it; "
             "leave it out, or set topology.nic.bytes_per_s"
         )
+    if transfer.message_bytes is not None:
+        raise ConfigError(
+            f"{where('pools', 'transfer', 'message_bytes')}: {transfer.message_bytes}: with a "
+            "topology the efficiency of its links says what messages cost; leave it out"
+        )
     if transfer.sharing != "max-min":
         raise ConfigError(
             f"{where('pools', 'transfer', 'sharing')}: {transfer.sharing}: transfers over a "

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from policies.separate_steps import SeparateSteps
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
 from sim.kvcache import BlockPool
-from sim.policy import Policy, ReplicaState
+from sim.policy import ReplicaState
 from sim.request import Request
 
 
 @dataclass
-class DistServe(Policy):
+class DistServe(SeparateSteps):
     """First come, first served on both sides of DistServe, to the last block, without a watermark.
 
     - *Prefill.* If nobody is swapped out: waiting requests in order while the step has fewer than
@@ -73,18 +74,6 @@ class DistServe(Policy):
         if reason != "over_model_len" and request.prompt_tokens > self.max_tokens_per_batch:
             return "over_token_budget"
         return reason
-
-    def schedule(self, state: ReplicaState) -> ScheduledBatch:
-        """Prefills if anybody can be admitted, else decodes."""
-        batch = ScheduledBatch()
-        if state.swapped:
-            batch.deaf = True
-            batch.cause = Cause.SWAPPED_OUT if state.waiting else Cause.NONE
-        else:
-            self._prefills(state, batch)
-        if not batch.tokens:
-            self._decodes(state, batch)
-        return batch
 
     def _prefills(self, state: ReplicaState, batch: ScheduledBatch) -> None:
         left, first_come = self.max_tokens_per_batch, state.order.first_come

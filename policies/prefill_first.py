@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.separate_steps import SeparateSteps
 from sim.batch import UNTIL_CHANGE, Cause, ScheduledBatch
 from sim.errors import ConfigError
 from sim.kvcache import BlockPool
-from sim.policy import Policy, ReplicaState
+from sim.policy import ReplicaState
 from sim.request import Request
 
 
 @dataclass
-class PrefillFirst(Policy):
+class PrefillFirst(SeparateSteps):
     """A step that admits anybody is prefill only; else all running requests decode.
 
     Paged memory without reservations: when a decode finds no free block, the last of running gives
@@ -85,18 +86,6 @@ class PrefillFirst(Policy):
             if most > self._budget(max_model_len):
                 return "over_token_budget"
         return super().refuse(request, kv, max_model_len)
-
-    def schedule(self, state: ReplicaState) -> ScheduledBatch:
-        """Prefills if anybody can be admitted, else decodes."""
-        batch = ScheduledBatch()
-        if state.swapped:
-            batch.deaf = True
-            batch.cause = Cause.SWAPPED_OUT if state.waiting else Cause.NONE
-        else:
-            self._prefills(state, batch)
-        if not batch.tokens:
-            self._decodes(state, batch)
-        return batch
 
     def _prefills(self, state: ReplicaState, batch: ScheduledBatch) -> None:
         waiting, left = state.waiting, self._budget(state.max_model_len)

@@ -336,24 +336,15 @@ class HandOver:
     def transferred(self, transfer: Transfer) -> None:
         """Phase (2): the source's blocks are free, the target's request is loaded."""
         request, source, target = transfer.request, transfer.source, transfer.target
-        live, now = self._live, now_ns(self.env)
+        live = self._live
         del self.transfers[request.index]
         if self.staging is None or not self.staging.transferred(transfer):
             source.free_held(transfer.held)
-        target.sync()
-        target.kv.arrived(request)
-        again = self.spec.recompute_last_token
-        request.target_tokens = request.prompt_tokens
-        request.computed_then = request.prompt_tokens - (1 if again else 0)
-        request.joined_ns = now
-        live.recorder.transfers.extend(self._row(transfer, now))
-        if transfer.life.ended:  # cancelled meanwhile
-            target.forget(request)
-        else:
-            target.state.loaded.append(request)
+        live.recorder.transfers.extend(self._row(transfer, now_ns(self.env)))
+        last = 1 if self.spec.recompute_last_token else 0
+        if target.load(request, request.prompt_tokens - last):  # else cancelled meanwhile
             live.note_event(transfer.life, LOADED, target)
         source.notify()
-        target.notify()
         if self.spec.push and target.kv.has_cache:  # what has come can be found (rule 44)
             live.more_room()
 
@@ -462,7 +453,7 @@ class HandOver:
         transfer = self.transfers.pop(life.arrival.index, None)
         if transfer is not None:
             transfer.call_off()
-            self._forget(life, transfer.target)
+            transfer.target.turn_back(transfer.request)
             return
         queues = [self.waiting, self._again, self.stranded, *self.pulls.values()]
         for queue in queues:
@@ -471,17 +462,8 @@ class HandOver:
                 queue.remove(pull)
                 break
         if life.where is not None:
-            self._forget(life, life.where)
-
-    def _forget(self, life: Lifetime, target: Replica) -> None:
-        request = life.request
-        assert request is not None
-        target.sync()
-        if not life.ended:
-            target.sign_off(request)
-        target.forget(request)
-        target.relieved()
-        target.notify()
+            assert life.request is not None
+            life.where.turn_back(life.request)
 
 
 @dataclass

@@ -465,14 +465,9 @@ class Migrations:
 
     def _lose(self, m: Migration) -> list[Lifetime]:
         """The source of a request in its last stage fails: the target gives back its blocks."""
-        request, life, target = m.request, m.life, m.target
+        request, life = m.request, m.life
         assert request is not None
-        target.sync()
-        if not life.ended:
-            target.sign_off(request)
-        target.forget(request)
-        target.relieved()
-        target.notify()
+        m.target.turn_back(request)
         del m.source.kept[m.held]
         if life.ended:
             return []

@@ -145,10 +145,6 @@ class Network:
         """A replica is gone for good, with no transfer under way: its GPUs are free."""
         self._placement.give_back(self._members.pop(member).gpus)
 
-    def replace(self, member: object, successor: object) -> None:
-        """Another replica, with the same seat, is on the GPUs of one from now on."""
-        self._members[successor] = self._members.pop(member)
-
     def gpus_of(self, member: object) -> tuple[Gpu, ...]:
         """Where a replica lies."""
         return self._members[member].gpus

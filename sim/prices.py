@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from sim.errors import ConfigError, nearest
-from sim.specs import read_sheet, sheet_names
+from sim.specs import find_sheet, sheet_key, sheet_names
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def load_prices(name: str) -> PriceSheet:
     Raises:
         ConfigError: No such sheet.
     """
-    wanted, names = name.strip().lower().replace("_", "-"), price_sheet_names()
-    if wanted not in names:
-        raise ConfigError(f"{name} is no price sheet{nearest(wanted, names)}")
-    sheet = read_sheet("prices", wanted)
+    wanted = sheet_key(name)
+    sheet = find_sheet("prices", wanted)
+    if sheet is None:
+        raise ConfigError(f"{name} is no price sheet{nearest(wanted, price_sheet_names())}")
     prices = {
         device: Price(float(each["usd_per_gpu_hour"]), sheet["sources"][device], str(each["as_of"]))
         for device, each in sheet["prices"].items()

@@ -238,6 +238,11 @@ class ReplicaEnds(ReplicaPresent):
             self._surroundings.left_early(life)
         if self._watched:
             self._surroundings.more_room()
+        if self.condition == DRAINING:
+            self._tell_if_empty()
+
+    def _tell_if_empty(self) -> None:
+        """Something has left a replica, which is gone if that was the last and it drains."""
         if self.condition == DRAINING and self.empty:
             self._surroundings.emptied(self._this)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sim.clock import now_ns
 from sim.records import Lifetime
-from sim.replica_spec import DRAINING
 from sim.replica_traffic import ReplicaTraffic
 from sim.request import Request
 
@@ -73,31 +72,12 @@ class ReplicaMoves(ReplicaTraffic):
         """The request does not come: what was reserved for it is free."""
         self.sync()
         del self.reserved[request]
-        self.kv.release(request)
-        self.relieved()
-        self.notify()
-        if self.condition == DRAINING and self.empty:
-            self._surroundings.emptied(self._this)
+        self._free(request)
 
     def expect_kv(self, request: Request, life: Lifetime) -> None:
         """The request has stopped elsewhere: it is this replica's, and its last KV is coming."""
         del self.reserved[request]
         self.place_request(request, life, life.goal)
-
-    def load(self, request: Request, stored_tokens: int) -> None:
-        """Its KV is here: it joins running at the next pass (rule 33), if it has not ended."""
-        if request not in self.lives:
-            return
-        self.sync()
-        self.kv.arrived(request)
-        request.target_tokens = request.prompt_tokens
-        request.computed_then = stored_tokens
-        request.joined_ns = now_ns(self.env)
-        if self.lives[request].ended:
-            self.forget(request)
-        else:
-            self.state.loaded.append(request)
-        self.notify()
 
     def restart(self, request: Request, life: Lifetime) -> None:
         """It comes without KV, and waits before all that never ran, as if preempted here."""

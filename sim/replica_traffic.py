@@ -68,11 +68,14 @@ class ReplicaTraffic(ReplicaEnds):
         """They are held no longer."""
         self.sync()
         del self.guests[guest]
-        self.kv.release(guest)
+        self._free(guest)
+
+    def _free(self, request: Request) -> None:
+        """Blocks that were held for a request that is not here are free."""
+        self.kv.release(request)
         self.relieved()
         self.notify()
-        if self.condition == DRAINING and self.empty:
-            self._surroundings.emptied(self._this)
+        self._tell_if_empty()
 
     # --- who is pushed here
 
@@ -97,13 +100,11 @@ class ReplicaTraffic(ReplicaEnds):
         if not ahead.given_up:
             self.gives_up(ahead)
         del self.expected[ahead.request]
-        if ahead.found_tokens is not None:
+        if ahead.found_tokens is None:
+            self._tell_if_empty()
+        else:
             self.sync()
-            self.kv.release(ahead.request)
-            self.relieved()
-            self.notify()
-        if self.condition == DRAINING and self.empty:
-            self._surroundings.emptied(self._this)
+            self._free(ahead.request)
 
     def reserve(self, ahead: Ahead) -> None:
         """Phase (4), the passes of this pool being over: take blocks for what will be pushed."""
@@ -197,8 +198,40 @@ class ReplicaTraffic(ReplicaEnds):
         again = self._surroundings.may_return
         self.held_for_transfer -= self.kv.release(request, again=again)
         self.relieved()
-        if self.condition == DRAINING and self.empty:
-            self._surroundings.emptied(self._this)
+        if self.condition == DRAINING:
+            self._tell_if_empty()
+
+    def turn_back(self, request: Request) -> None:
+        """A request whose KV will not come leaves, and gives back what it had reserved."""
+        self.sync()
+        if not self.lives[request].ended:
+            self.sign_off(request)
+        self.forget(request)
+        self.relieved()
+        self.notify()
+
+    def load(self, request: Request, stored_tokens: int) -> bool:
+        """Its KV is here: it joins running at the next pass (rule 33), if it has not ended.
+
+        Args:
+            request: It is this replica's already.
+            stored_tokens: Whose keys and values have come.
+
+        Returns:
+            Whether it has not ended.
+        """
+        self.sync()
+        self.kv.arrived(request)
+        request.target_tokens = request.prompt_tokens
+        request.computed_then = stored_tokens
+        request.joined_ns = now_ns(self.env)
+        stays = not self.lives[request].ended
+        if stays:
+            self.state.loaded.append(request)
+        else:
+            self.forget(request)
+        self.notify()
+        return stays
 
     # --- its pace
 

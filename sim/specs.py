@@ -373,10 +373,10 @@ def read_sheet(kind: str, name: str) -> dict[str, Any]:
 
 
 def _sheet_fields(cls: type, kind: str, name: str) -> dict[str, Any]:
-    wanted = name.strip().lower().replace("_", "-").rsplit("/", 1)[-1]
-    names = sheet_names(kind)
-    sheet = read_sheet(kind, wanted) if wanted in names else _by_alias(kind, names, wanted)
+    wanted = sheet_key(name).rsplit("/", 1)[-1]
+    sheet = find_sheet(kind, wanted)
     if sheet is None:
+        names = sheet_names(kind)
         what = kind.removesuffix("s")
         hint = " (or the path of a config.json)" if kind == "models" else ""
         raise ConfigError(f"{what}: {name} has no data sheet{hint}{nearest(wanted, names)}")
@@ -384,7 +384,16 @@ def _sheet_fields(cls: type, kind: str, name: str) -> dict[str, Any]:
     return {key: value for key, value in sheet.items() if key in known}
 
 
-def _by_alias(kind: str, names: list[str], wanted: str) -> dict[str, Any] | None:
+def sheet_key(name: str) -> str:
+    """A name as files of sheets are named: case and underscores do not matter."""
+    return name.strip().lower().replace("_", "-")
+
+
+def find_sheet(kind: str, wanted: str) -> dict[str, Any] | None:
+    """The sheet with a name or an alias, as `sheet_key` has it; None if there is none."""
+    names = sheet_names(kind)
+    if wanted in names:
+        return read_sheet(kind, wanted)
     for name in names:
         sheet = read_sheet(kind, name)
         if wanted in sheet.get("aliases", ()):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.errors import ConfigError, nearest
-from sim.specs import read_sheet, sheet_names
+from sim.specs import find_sheet, sheet_key, sheet_names
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,11 @@ def load_topology(name: str) -> TopologySheet:
     Raises:
         ConfigError: No such sheet.
     """
-    wanted, names = name.strip().lower().replace("_", "-"), topology_names()
-    if wanted in names:
-        return _made(read_sheet("topologies", wanted))
-    for each in names:
-        sheet = read_sheet("topologies", each)
-        if wanted in sheet["aliases"]:
-            return _made(sheet)
-    raise ConfigError(f"{name} is no topology sheet{nearest(wanted, names)}")
+    wanted = sheet_key(name)
+    sheet = find_sheet("topologies", wanted)
+    if sheet is None:
+        raise ConfigError(f"{name} is no topology sheet{nearest(wanted, topology_names())}")
+    return _made(sheet)
 
 
 def _made(sheet: Mapping[str, Any]) -> TopologySheet:

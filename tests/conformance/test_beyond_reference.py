@@ -38,7 +38,8 @@ def _beyond(seed: int) -> Spec:
         for replica in pool:
             replica["order"] = order
     if layout:
-        layout["router"], layout["decode_router"] = rng.choices(sorted(ROUTERS), k=2)
+        layout["router"] = rng.choice(sorted(ROUTERS))
+        layout["decode_router"] = rng.choice(sorted(ROUTERS.keys() - {"mooncake"}))  # of prefills
         layout["transfer"]["recompute_last_token"] = rng.random() < 0.7
     else:
         spec["router"] = rng.choice(sorted(ROUTERS))

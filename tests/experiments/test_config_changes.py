@@ -240,8 +240,16 @@ def test_an_added_replica_is_in_all_files(tmp_path: Path) -> None:
             "events[0].factor: is required for slow, as 1.5",
         ),
         (
-            {"events": [{"at_s": 1, "what": "slow", "factor": 0}]},
-            "events[0].factor: 0: expected above 0 for slow",
+            {"events": [{"at_s": 1, "what": "slow", "factor": 0.5}]},
+            "events[0].factor: 0.5: expected at least 1 for slow: iterations take so many times",
+        ),
+        (
+            {"events": [{"at_s": 3, "what": "degrade", "factor": 2}], "pools": POOLS},
+            "events[0].factor: 2: expected at most 1 for degrade: the NIC carries so much of its",
+        ),
+        (
+            {"stragglers": {"mtbs_s": 9, "duration_s": 1, "factor": 0.5}},
+            "stragglers.factor: 0.5: expected at least 1",
         ),
         (
             {"events": [{**FAILS, "factor": 2}]},

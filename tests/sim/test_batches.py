@@ -157,6 +157,8 @@ def test_batches_are_of_one_pair_and_end_together(
         size = sum(4 * -(-rows[t[0]][1] // 4) for t in members)  # what is cached there is less
         if len({t[4] for t in members}) > 1:  # one that was full, and one after it
             assert size > full
+        elif wire["sharing"] == "none" and wire["batch_bytes"] is None:  # one latency, all bytes
+            assert members[0][4] == members[0][3] + wire["latency_s"] * 1e6 + size
         for t in members:
             prefilled = max(end for _, end, done in fast.steps[t[1]] if t[0] in done)
             assert wire["start"] == "pull" or t[3] <= prefilled + wire["batch_wait_s"] * 1e6

@@ -330,7 +330,7 @@ def by_parts(drawn: Drawn) -> list[int]:
     return last
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(clusters())
 def test_every_end_is_that_of_a_fluid_of_single_parts(drawn: Drawn) -> None:
     got, network = run(drawn, joins_alike=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,15 +11,15 @@ from policies import POLICIES, ROUTERS
 from sim.changes import Change
 from sim.cluster import Cluster
 from sim.errors import ConfigError
-from sim.event_loop import simulate
 from sim.pipeline import PipelineReplica
 from sim.pool import PoolSpec
-from sim.records import CHANGES, Record, SimulationResult
+from sim.records import CHANGES, SimulationResult
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.startup import Startup, WarmUp, load_ns
 from sim.step_time import LinearStepTime
+from tests.sim.changing import run, tokens
 
 STEP = LinearStepTime(base_s=10e-9, prefill_token_s=1e-9, decode_s=1e-9)
 
@@ -33,32 +32,6 @@ def cluster(replicas: int, startup: Startup, stages: int = 1) -> Cluster:
         model = PipelineStepTime([STEP] * stages, StageLink(1, 1e12))
         spec = replace(spec, step_time=model, kind=PipelineReplica)
     return Cluster(PoolSpec("replica", [spec] * replicas, ROUTERS["least-outstanding"]()))
-
-
-@pytest.fixture(params=[True, False], ids=["fast", "stepped"])
-def fast_forward(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-def run(
-    arrivals: Sequence[Arrival],
-    cluster: Cluster,
-    changes: Sequence[tuple[int, Change]],
-    *,
-    fast_forward: bool,
-) -> SimulationResult:
-    return simulate(
-        arrivals,
-        cluster,
-        cluster_events=changes,
-        fast_forward=fast_forward,
-        check=True,
-        record=Record(decisions=True, steps=True),
-    )
-
-
-def tokens(result: SimulationResult) -> list[list[int]]:
-    return [result.token_times_ns(index).tolist() for index in result.requests["index"].tolist()]
 
 
 def made(result: SimulationResult) -> list[tuple[int, int, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +12,15 @@ from sim.changes import Change
 from sim.cluster import Cluster
 from sim.content import Content
 from sim.errors import ConfigError
-from sim.event_loop import simulate
 from sim.pipeline import PipelineReplica
 from sim.pool import PoolSpec
-from sim.records import CHANGES, STATES, Record, SimulationResult
+from sim.records import CHANGES, STATES, SimulationResult
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
 from sim.transfer import TransferSpec
+from tests.sim.changing import run, tokens
 
 STEP = LinearStepTime(base_s=10e-9, prefill_token_s=1e-9, decode_s=1e-9)
 """10 ns and 1 ns for each token, prefilled or decoded."""
@@ -51,32 +50,6 @@ def two_pools(
         PoolSpec("decode", [small] * decode, ROUND_ROBIN()),
         TransferSpec(bandwidth_bytes_per_s=1e9, recompute_last_token=again),
     )
-
-
-@pytest.fixture(params=[True, False], ids=["fast", "stepped"])
-def fast_forward(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-def run(
-    arrivals: Sequence[Arrival],
-    cluster: Cluster,
-    changes: Sequence[tuple[int, Change]],
-    *,
-    fast_forward: bool,
-) -> SimulationResult:
-    return simulate(
-        arrivals,
-        cluster,
-        cluster_events=changes,
-        fast_forward=fast_forward,
-        check=True,
-        record=Record(decisions=True, events=True, steps=True),
-    )
-
-
-def tokens(result: SimulationResult) -> list[list[int]]:
-    return [result.token_times_ns(index).tolist() for index in result.requests["index"].tolist()]
 
 
 def states(result: SimulationResult) -> list[str]:

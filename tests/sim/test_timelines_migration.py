@@ -29,11 +29,6 @@ ALONE = Arrival(0, 38, 40, 40, 0)
 """Prefilled at 48, decoded every 11 ns: 59, 70, 81, 92, 103, 114, 125, 136, 147, 158, ..."""
 
 
-@pytest.fixture(params=[True, False], ids=["fast", "stepped"])
-def fast_forward(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def cluster(
     *moves: tuple[int, int],
     blocks: Sequence[int] = (100, 100),

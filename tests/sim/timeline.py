@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from policies import ORDERS
@@ -190,9 +191,9 @@ def _requests(requests: Sequence[Request]) -> list[Spec]:
     return [dict(zip(names, (1000 * arrival, *rest), strict=False)) for arrival, *rest in requests]
 
 
-def _us(ns: int) -> int:
-    assert ns % 1000 == 0, f"{ns} ns is no whole number of microseconds"
-    return ns // 1000
+def _us(ns: int) -> Any:
+    """Microseconds, exactly: a whole number but where links are shared by several."""
+    return ns // 1000 if ns % 1000 == 0 else Fraction(ns, 1000)
 
 
 def _timeline(observed: Observed) -> Timeline:
