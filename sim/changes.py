@@ -1,4 +1,4 @@
-"""A cluster that changes: replicas fail, come back, are drained and added (rules 54 and 78 to 84).
+"""A cluster that changes: replicas fail, come back, drain, join or change role (54, 78 to 84).
 
 Changes happen in phase (2c) of their instants, in the order in which they are given.
 
@@ -14,6 +14,12 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
   or once it is ``up``.
+- ``role``: it drains, and when it is gone it joins the other of two pools, as a new replica with
+  the next index there (rule 82), in the same (2c), after the changes and drains of that instant, so
+  that it takes part from (2d); of several the prefill replicas come first, in order of index. It
+  has the GPUs that it had, also on a topology, and nothing to load; it is made as the first replica
+  of its new pool (policy, order, limits), is empty, and is not slow any more. One that fails while
+  it drains is gone, and joins nothing.
 
 A fail or restore of a replica that is gone by then, the last of its drain being over, changes
 nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
@@ -68,8 +74,7 @@ class Change:
         what: ``fail``, ``restore``, ``drain``, ``add`` or ``role``.
         index: Position of the replica in its pool; for ``add``, of one that the new one is like.
         decode: Of the decode pool, not of the pool that requests enter.
-        keeps_spec: For ``role``: it stays what it is; else it is then made as the first replica of
-            the other pool.
+        keeps_spec: For ``role``: it keeps its policy, memory and step time as well.
     """
 
     what: Literal["fail", "restore", "drain", "add", "role"]
@@ -225,12 +230,17 @@ class Changes:
     def role(self, pool: Pool, replica: Replica, *, keeps_spec: bool = False) -> None:
         """It drains, and joins the other pool, as a new replica, when it is gone (rule 82).
 
-        It joins after the changes and drains of that instant, prefill replicas before decode
-        replicas, in order of their index; its GPUs need no loading. One that fails before is gone.
+        Raises:
+            ConfigError: It is not up, there is one pool, or one there has other GPUs.
         """
         live = self._live
         other = live.entry if pool is live.decode else live.decode
-        if other is None or replica.condition != UP:
+        if other is None:
+            raise ConfigError(
+                f"role of replica {replica.index} of pool {pool.spec.name}: there is one pool, "
+                "whose replicas do both"
+            )
+        if replica.condition != UP:
             raise refused("role", pool, replica)
         spec = replica.spec if keeps_spec else other.replicas[0].spec
         if spec.gpus != replica.spec.gpus:
@@ -246,7 +256,8 @@ class Changes:
         pool, spec = self._becomes.pop(replica)
 
         def join(_: Event) -> None:
-            self.note("changed_role", self._live.add(pool, pool.replicas[0], spec))
+            joined = self._live.add(pool, pool.replicas[0], spec, instead_of=replica)
+            self.note("changed_role", joined)
             self._came_up()
 
         rank = 1 + replica.index + (_DECODE_RANK if replica.role == "decode" else 0)
@@ -326,10 +337,10 @@ class Changes:
         replica.condition = GONE
         replica.left_ns = now_ns(self._live.env)
         self.note("gone", replica)
-        if self._live.network is not None:
-            self._live.network.leave(replica)
         if replica in self._becomes:
             self._join_other(replica)
+        elif self._live.network is not None:
+            self._live.network.leave(replica)
 
     def note(
         self, change: str, replica: Replica, factor: Fraction | None = None, *, lost: int = 0
@@ -395,7 +406,7 @@ class Changes:
 
 def refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
     can = {
-        UP: "fail or drain",
+        UP: "fail, drain or change role",
         STARTING: "fail or drain",
         DRAINING: "fail",
         DOWN: "restore",

@@ -142,7 +142,18 @@ def _entry(decision: Any, lost: bool) -> tuple[Any, ...]:
 
 def _spec(second: Second, kind: str, seed: int) -> Spec:
     spec = _pushed(second, seed) if kind == "pushed" else second.random_spec(seed, kind)
-    return without_idle_nics(spec)
+    return without_idle_nics(_one_kv_size(spec) if kind == "roles" else spec)
+
+
+def _one_kv_size(spec: Spec) -> Spec:
+    """KV has one size on a replica of ours, swapped out or sent; there, one on the wire for all."""
+    pools = spec["disaggregated"]
+    size = {"kv_bytes_per_token": pools["transfer"]["kv_bytes_per_token"]}
+    sides = {
+        side: [config | size if "host_blocks" in config else config for config in pools[side]]
+        for side in ("prefill", "decode")
+    }
+    return {**spec, "disaggregated": {**pools, **sides}}
 
 
 def _pushed(second: Second, seed: int) -> Spec:
