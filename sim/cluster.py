@@ -39,7 +39,8 @@ from sim.records import (
     ReplicaInfo,
 )
 from sim.replica import Replica
-from sim.replica_spec import ReplicaSpec
+from sim.replica_spec import DRAINING, STARTING, UP, ReplicaSpec
+from sim.replica_spec import FAILED as DOWN
 from sim.request import Arrival, Identity, Request
 from sim.scaling import Scaler
 from sim.snapshot import Snapshots
@@ -319,6 +320,20 @@ class LiveCluster:
         if pool is self.entry:
             return len(self.changes.at_router)
         return 0 if self.between is None else len(self.between.stranded)
+
+    def gauges(self, pool: Pool) -> tuple[int, ...]:
+        """What a point of time holds of a pool, after time and pool: see `POOL_COLUMNS`."""
+        conditions = [replica.condition for replica in pool.replicas]
+        replicas = [conditions.count(each) for each in (UP, STARTING, DRAINING, DOWN)]
+        between = sum(replica.neither_waits_nor_runs for replica in pool.replicas)
+        if pool is self.decode and self.between is not None:
+            between += self.between.not_there
+        return (*replicas, self.without_replica(pool), between)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The pool that requests enter, then the decode pool if there is one."""
+        return (self.entry,) if self.decode is None else (self.entry, self.decode)
 
     def add(
         self,
