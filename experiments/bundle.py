@@ -6,6 +6,8 @@
     requests.parquet   one row per arrived request: the trace's columns, state, times, tokens
     itl.parquet        distinct gaps between tokens and how often each occurred, per request class
     series.parquet     waiting, running, KV blocks in use, cached and lost, per replica, on a grid
+    pools.parquet      replicas up, starting, draining and failed of each pool on the same grid, and
+                       the requests that are neither in a replica's queue nor running
     transfers.parquet  KV moved from prefill to decode replicas
     migrations.parquet  requests that moved while they ran, or were to; only where they can
     changes.parquet    what happened to replicas: failures, drains, stragglers, slow NICs and so on
@@ -64,6 +66,7 @@ STEPS = "steps.parquet"
 DECISIONS = "decisions.jsonl"
 PERFETTO = "perfetto.json.gz"
 MIGRATIONS = "migrations.parquet"
+POOLS = "pools.parquet"
 CHANGED = "changes.parquet"
 INDEX = "variants.json"
 """File that lists the bundles of a run, in their order."""
@@ -131,6 +134,7 @@ class Bundle(Head):
             where prefixes are fetched those of `experiments.prefix_fetch`.
         itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
         series: Columns of `sim.records.SERIES_COLUMNS`.
+        pools: Columns of `sim.records.POOL_COLUMNS`; empty in bundles of older versions.
         transfers: Columns of `sim.records.TRANSFER_COLUMNS`.
         migrations: Columns of `sim.records.MIGRATION_COLUMNS` and ``resumed_ns``, in a file where
             requests can move; empty elsewhere.
@@ -147,6 +151,7 @@ class Bundle(Head):
     changes: Columns
     steps: Columns | None
     migrations: Columns = field(default_factory=dict)
+    pools: Columns = field(default_factory=dict)
     decisions: Sequence[Decision] | None = None
 
 
@@ -276,6 +281,7 @@ _FILES = frozenset(
         "requests.parquet",
         "itl.parquet",
         "series.parquet",
+        POOLS,
         "transfers.parquet",
         MIGRATIONS,
         CHANGED,
@@ -310,6 +316,8 @@ def write_files(bundle: Bundle, folder: Path) -> None:
     _write_table(folder / "itl.parquet", _gaps_table(bundle.itl))
     names = [replica.name for replica in bundle.replicas]
     _write_table(folder / "series.parquet", _table(bundle.series, {"replica": names}))
+    if bundle.pools:
+        _write_table(folder / POOLS, _table(bundle.pools, {"pool": pools_of(bundle.replicas)}))
     places = {"source": names, "target": names}
     _write_table(folder / "transfers.parquet", _table(bundle.transfers, places))
     if bundle.migrations:
@@ -325,6 +333,11 @@ def write_files(bundle: Bundle, folder: Path) -> None:
         with _telling(folder / DECISIONS):
             decisions.write(folder / DECISIONS, bundle.decisions, names)
     _write_json(folder / "summary.json", _summary(bundle))
+
+
+def pools_of(replicas: Sequence[ReplicaInfo]) -> list[str]:
+    """Names of the pools, in the order of their numbers: the one that requests enter is first."""
+    return list(dict.fromkeys(replica.pool for replica in replicas))
 
 
 class StepsFile:
@@ -502,7 +515,7 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
     }
     steps = folder / STEPS
     places = {"source": names, "target": names}
-    moves = folder / MIGRATIONS
+    moves, pools = folder / MIGRATIONS, folder / POOLS
     has_steps = with_steps and steps.is_file()
     return Bundle(
         **vars(head),
@@ -510,6 +523,7 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
         itl=_read_gaps(folder / "itl.parquet"),
         series=_read_table(folder / "series.parquet", {"replica": names}),
         transfers=_read_table(folder / "transfers.parquet", places),
+        pools=_read_table(pools, {"pool": pools_of(head.replicas)}) if pools.is_file() else {},
         migrations=(_read_table(moves, {**places, "outcome": OUTCOMES}) if moves.is_file() else {}),
         changes=_read_changes(folder / CHANGED, names),
         steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if has_steps else None,

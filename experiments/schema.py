@@ -613,9 +613,10 @@ class Change(Strict):
 
     at_s: NotNegative
     """When, seconds from the start."""
-    what: Literal["fail", "restore", "drain", "add", "slow", "normal", "degrade", "mend"]
+    what: Literal["fail", "restore", "drain", "add", "role", "slow", "normal", "degrade", "mend"]
     """``fail``: its step in flight and all KV are lost; ``restore``: one that failed is up again,
-    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more.
+    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more;
+    ``role``: it drains, and is then the next replica of the other of two pools, on its GPUs.
     ``slow``: iterations that start from then on take `factor` times as long; ``degrade``: its NIC
     carries `factor` times its bandwidth; ``normal`` and ``mend`` end these."""
     factor: Annotated[float, Field(ge=0, le=1e6)] | None = None

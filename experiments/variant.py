@@ -330,6 +330,7 @@ def _bundle(
         replicas=result.replicas,
         itl=gaps,
         series=dict(result.series),
+        pools=dict(result.pools),
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
