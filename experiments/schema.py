@@ -731,7 +731,8 @@ class Recording(Strict):
     steps: bool = True
     """Write steps.parquet, one row per run of iterations. No figure or table needs it."""
     series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
-    """Points of series.parquet (queue, running, KV use), evenly over the arrivals; 0: none."""
+    """Points of series.parquet (queue, running, KV use) and pools.parquet (replicas, and who waits
+    for one), evenly over the arrivals; 0: none."""
 
 
 class Common(Strict):
