@@ -12,6 +12,8 @@
     migrations.parquet  requests that moved while they ran, or were to; only where they can
     changes.parquet    what happened to replicas: failures, drains, stragglers, slow NICs and so on
     steps.parquet      one row per run of iterations; can be off, no table or figure needs it
+    decisions.jsonl    every single iteration with its requests, if wanted (`experiments.exchange`)
+    perfetto.json.gz   the run for trace viewers, if wanted
     summary.json       notes, metrics, verdict, replicas; written last: its presence says "finished"
 
 A run of several variants has one such folder for each, and `variants.json`, which lists them and
@@ -44,6 +46,7 @@ from sim.records import (
     STATES,
     STEP_CHUNK,
     STEP_COLUMNS,
+    Decision,
     ReplicaInfo,
 )
 from sim.request import NEVER
@@ -60,6 +63,8 @@ _OLDEST_VERSION = 1
 """Oldest version that is still read."""
 
 STEPS = "steps.parquet"
+DECISIONS = "decisions.jsonl"
+PERFETTO = "perfetto.json.gz"
 MIGRATIONS = "migrations.parquet"
 POOLS = "pools.parquet"
 CHANGED = "changes.parquet"
@@ -136,6 +141,7 @@ class Bundle(Head):
         changes: Columns of `sim.records.CHANGE_COLUMNS`; empty in bundles of older versions.
         steps: Columns of `sim.records.STEP_COLUMNS`; None if not recorded, or written while
             running.
+        decisions: Every iteration, to be written; not read back.
     """
 
     requests: Columns
@@ -146,6 +152,7 @@ class Bundle(Head):
     steps: Columns | None
     migrations: Columns = field(default_factory=dict)
     pools: Columns = field(default_factory=dict)
+    decisions: Sequence[Decision] | None = None
 
 
 # --- writing
@@ -279,6 +286,8 @@ _FILES = frozenset(
         MIGRATIONS,
         CHANGED,
         STEPS,
+        DECISIONS,
+        PERFETTO,
         "summary.json",
     }
 )
@@ -318,6 +327,11 @@ def write_files(bundle: Bundle, folder: Path) -> None:
     if bundle.steps is not None:
         with StepsFile(folder) as file:
             file.write(bundle.steps, names)
+    if bundle.decisions is not None:
+        from experiments.exchange import decisions
+
+        with _telling(folder / DECISIONS):
+            decisions.write(folder / DECISIONS, bundle.decisions, names)
     _write_json(folder / "summary.json", _summary(bundle))
 
 
@@ -514,6 +528,25 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
         changes=_read_changes(folder / CHANGED, names),
         steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if has_steps else None,
     )
+
+
+def read_step_groups(folder: Path) -> Iterator[dict[str, list[Any]]]:
+    """``steps.parquet`` a row group at a time: columns of plain values, codes as their texts.
+
+    Raises:
+        BundleError: It cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / STEPS
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                yield {name: table.column(name).to_pylist() for name in table.column_names}
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _read_changes(path: Path, names: Sequence[str]) -> Columns:

@@ -279,6 +279,7 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
+        decisions=experiment.record.decisions,
         on_steps=None if file is None else file.write,
     )
 
@@ -334,6 +335,7 @@ def _bundle(
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
         steps=None if result.steps is None else dict(result.steps),
+        decisions=result.decisions if experiment.record.decisions else None,
         end_ns=result.end_ns,
         summary=summary,
     )

@@ -267,7 +267,9 @@ class LiveCluster:
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
-    def _replica(self, spec: ReplicaSpec, role: str, index: int) -> Replica:
+    def _replica(
+        self, spec: ReplicaSpec, role: str, index: int, instead_of: Replica | None = None
+    ) -> Replica:
         """One more replica; within a phase, the prefill pool goes before the decode pool."""
         # A run of a pipeline cannot be cut where blocks are taken from outside.
         step_by_step = {"fast_forward": False} if self._pushes and spec.kind is not None else {}
@@ -289,7 +291,8 @@ class LiveCluster:
         self.recorder.names.append(f"{self.pool_name(replica)}-{index}")
         if self.network is not None:
             assert spec.seat is not None
-            self.network.join(replica, spec.seat, f"{role} replica {index}")
+            name = f"{role} replica {index}"
+            self.network.join(replica, spec.seat, name, instead_of=instead_of)
         if self.between is not None:
             self.between.join(replica)
         if self.migrations is not None:
@@ -332,9 +335,23 @@ class LiveCluster:
         """The pool that requests enter, then the decode pool if there is one."""
         return (self.entry,) if self.decode is None else (self.entry, self.decode)
 
-    def add(self, pool: Pool, like: Replica, spec: ReplicaSpec | None = None) -> Replica:
-        """One more replica joins a pool, made as another there, or of a spec (rule 82)."""
-        replica = self._replica(spec or like.spec, like.role, len(pool.replicas))
+    def add(
+        self,
+        pool: Pool,
+        like: Replica,
+        spec: ReplicaSpec | None = None,
+        *,
+        instead_of: Replica | None = None,
+    ) -> Replica:
+        """One more replica joins a pool, made as another there, or of a spec (rule 82).
+
+        Args:
+            pool: Which pool.
+            like: A replica there.
+            spec: Of the new one; None: that of `like`.
+            instead_of: One that is gone from the other pool, and whose GPUs the new one has.
+        """
+        replica = self._replica(spec or like.spec, like.role, len(pool.replicas), instead_of)
         pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)

@@ -155,6 +155,8 @@ class HandOver:
                 self._push(pull, life.ahead)
                 continue
             request.emitted_then = self._emitted
+            if live.decode.clairvoyant:  # who needs it may have joined since the prefill ended
+                request.oracle_tokens = life.arrival.output_tokens - life.before
             ahead, life.ahead = life.ahead, None
             replica = live.decode.route(request) if ahead is None else ahead.target
             if replica is None:

@@ -467,6 +467,7 @@ POOL_COLUMNS = (
 # `factor_millionths` is that of a straggler or a slow NIC, -1 elsewhere.
 CHANGES = (
     *("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off"),
+    "changed_role",
     *("slowed", "normal", "degraded", "mended"),
 )
 CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost", "factor_millionths")
