@@ -38,6 +38,7 @@ import yaml
 
 from experiments import strict_yaml
 from sim.errors import ConfigError, PhasewiseError
+from sim.metrics import ReplicaFacts
 from sim.records import (
     CAUSES,
     CHANGE_COLUMNS,
@@ -335,7 +336,7 @@ def write_files(bundle: Bundle, folder: Path) -> None:
     _write_json(folder / "summary.json", _summary(bundle))
 
 
-def pools_of(replicas: Sequence[ReplicaInfo]) -> list[str]:
+def pools_of(replicas: Sequence[ReplicaFacts]) -> list[str]:
     """Names of the pools, in the order of their numbers: the one that requests enter is first."""
     return list(dict.fromkeys(replica.pool for replica in replicas))
 

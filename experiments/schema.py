@@ -735,7 +735,8 @@ class Recording(Strict):
     """Write decisions.jsonl: every iteration with its requests, for `phasewise diff` and other
     tools. It takes time and memory for each token."""
     series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
-    """Points of series.parquet (queue, running, KV use), evenly over the arrivals; 0: none."""
+    """Points of series.parquet (queue, running, KV use) and pools.parquet (replicas, and who waits
+    for one), evenly over the arrivals; 0: none."""
 
 
 class Common(Strict):
