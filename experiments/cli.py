@@ -15,6 +15,7 @@ import typer
 from experiments.capacity_cli import capacity
 from experiments.guard import FAILED, guarded
 from experiments.profile_cli import profile_app
+from experiments.sweep_cli import sweep
 from experiments.validate_cli import validate
 from experiments.validation.values import COLUMN_HELP
 from experiments.version import __version__
@@ -33,6 +34,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
+app.command()(sweep)
 
 Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
 Settings = Annotated[
