@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from experiments.capacity_cli import capacity
+from experiments.exchange_cli import diff, export
 from experiments.guard import FAILED, guarded
+from experiments.new_cli import new_app
 from experiments.profile_cli import profile_app
 from experiments.sweep_cli import sweep
 from experiments.validate_cli import validate
@@ -35,6 +37,9 @@ app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
 app.command()(sweep)
+app.command()(diff)
+app.command()(export)
+app.add_typer(new_app, name="new")
 
 Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
 Settings = Annotated[
@@ -94,6 +99,16 @@ def run(
         bool,
         typer.Option("--strict", help="Refuse step times beyond what tables have measured."),
     ] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            help="perfetto: also write each run for ui.perfetto.dev and chrome://tracing."
+        ),
+    ] = None,
+    decisions: Annotated[
+        bool,
+        typer.Option("--decisions", help="Also write every scheduling decision (phasewise diff)."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Run every variant of a config; print the table, write results and figures."""
@@ -101,13 +116,16 @@ def run(
     from experiments.config import load, slug
 
     overrides = {"check": True} if check else {}
+    overrides |= {"record.decisions": True} if decisions else {}
     plan = load(config, settings or [], overrides, strict=strict)
+    traces = outcome.traces_of(plan, trace)
     outcome.run(
         plan,
         out or Path("results") / slug(plan.name),
         processes=jobs or os.cpu_count() or 1,
         formats=outcome.formats_of(figures, "--figures"),
         as_json=json,
+        traces=traces,
     )
 
 

@@ -279,6 +279,7 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
+        decisions=experiment.record.decisions,
         on_steps=None if file is None else file.write,
     )
 
@@ -329,10 +330,12 @@ def _bundle(
         replicas=result.replicas,
         itl=gaps,
         series=dict(result.series),
+        pools=dict(result.pools),
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
         steps=None if result.steps is None else dict(result.steps),
+        decisions=result.decisions if experiment.record.decisions else None,
         end_ns=result.end_ns,
         summary=summary,
     )

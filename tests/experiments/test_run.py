@@ -76,6 +76,7 @@ def test_the_same_seed_gives_the_same_bytes_but_for_the_wall_clock(tmp_path: Pat
             "config.yaml",
             "environment.json",
             "itl.parquet",
+            "pools.parquet",
             "requests.parquet",
             "series.parquet",
             "steps.parquet",
