@@ -19,6 +19,7 @@ from experiments.exchange_cli import diff, export
 from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
 from experiments.profile_cli import profile_app
+from experiments.sweep_cli import sweep
 from experiments.validate_cli import validate
 from experiments.validation.values import COLUMN_HELP
 from experiments.version import __version__
@@ -38,6 +39,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
+app.command()(sweep)
 app.command()(diff)
 app.command()(export)
 app.add_typer(new_app, name="new")

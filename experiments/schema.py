@@ -826,5 +826,7 @@ class Experiment(Common):
 
 POOL_KEYS = tuple(Pool.model_fields)
 """Keys of a pool, accepted at top level for all pools."""
-FILE_KEYS = (*Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid", "answer")
+FILE_KEYS = (
+    *Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid", "answer", "sweep"
+)  # fmt: skip
 """Keys of a config file."""

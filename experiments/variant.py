@@ -309,7 +309,7 @@ def _bundle(
         replicas=result.replicas,
         reasons=result.reasons,
         run_end_ns=result.end_ns,
-        slo=_slo(experiment),
+        slo=slo_of(experiment),
         windows=windows,
         work=cluster.work(
             experiment, folder, result.replicas, run_span_ns(requests, result.end_ns)
@@ -373,7 +373,8 @@ def _with_trace(requests: dict[str, Any], trace: Trace) -> Columns:
     return {"index": index, **joined, **requests}
 
 
-def _slo(experiment: Experiment) -> SLO:
+def slo_of(experiment: Experiment) -> SLO:
+    """The targets of an experiment."""
     targets = experiment.slo.model_dump(exclude={"classes"})
     classes = {name: SLO(**each.model_dump()) for name, each in experiment.slo.classes.items()}
     return SLO(**targets, classes=classes)
