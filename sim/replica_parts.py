@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from simpy import Environment
 from simpy.events import Event
@@ -121,11 +120,9 @@ class ReplicaParts:
         self._waiting_share = waiting_share
         self._has_sent = False  # in this pass, while somebody waits
         self._step_end = Phase.STEP_END + rank
-        self._bell = Doorbell(env)
         self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
-        self._idle = False
         self._timer_ns = NEVER
-        self.process = env.process(self._run())
+        self._rest()
 
     def _set_up(self) -> None:
         """An instance with nothing in it: as at the start, and after a failure."""
@@ -178,8 +175,14 @@ class ReplicaParts:
     def _host_memory(self) -> HostMemory | None:
         return host_side.memory_of(self.spec, self.policy.host_memory_blocks, self.host_link)
 
-    def _run(self) -> Generator[Event, Any, None]:
-        """The process of the replica: it passes, sleeps for the step and applies it."""
+    def _rest(self) -> None:
+        """Wait for the bell."""
+        self._idle = True
+        self._bell = Doorbell(self.env)
+        self._bell.callbacks.append(self._takes_turn)
+
+    def _takes_turn(self, event: Event) -> None:
+        """Phase (4): a pass, and rest if no step starts."""
         raise NotImplementedError
 
     @staticmethod
