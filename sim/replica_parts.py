@@ -283,7 +283,7 @@ class ReplicaParts:
     def _joined_group(self, request: Request) -> None:
         """Put the tick with which a group member emits its last token here on the agenda."""
         life, group = self.lives[request], self.state.group
-        self._known_tokens -= request.known_tokens
+        self._known_tokens -= request.prompt_tokens + request.emitted_then
         self._finish_seq += 1
         life.finish_seq = self._finish_seq
         clock = group.clock + life.goal - request.emitted_then
@@ -298,7 +298,7 @@ class ReplicaParts:
         """Record the tokens that a request got as a member of a decode group."""
         life = self.lives[request]
         life.finish_seq = -1
-        self._known_tokens += request.known_tokens
+        self._known_tokens += request.prompt_tokens + request.emitted_then
         if ticks and not self._late:
             self._recorder.span(request.index, group.log, first, ticks)
             life.deliver(ticks, group.ends_ns[first + ticks - 1])
