@@ -123,7 +123,8 @@ class Bundle(Head):
     Attributes:
         requests: One row per arrived request, in trace order, times -1 where they never came; the
             columns of `sim.records.REQUEST_COLUMNS`, ``largest_itl_ns``, those of the trace, and
-            where prefixes are fetched those of `experiments.prefix_fetch`.
+            where prefixes are fetched those of `experiments.prefix_fetch`. Where time is attributed
+            also those of `sim.attribution`.
         itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
         series: Columns of `sim.records.SERIES_COLUMNS`.
         transfers: Columns of `sim.records.TRANSFER_COLUMNS`.

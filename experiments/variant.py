@@ -279,6 +279,7 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
+        attribution=experiment.record.attribution,
         on_steps=None if file is None else file.write,
     )
 
