@@ -221,6 +221,23 @@ def plot(
     )
 
 
+@app.command(
+    epilog="Examples:  phasewise report results/quickstart   |   "
+    "phasewise report results/a results/b --out both.html"
+)
+@guarded
+def report(
+    folders: Folders,
+    out: Annotated[
+        Path | None, typer.Option(help="The page. Default: report.html in the first folder.")
+    ] = None,
+) -> None:
+    """Write one HTML page that says what was slow, and why; it opens offline."""
+    from experiments import outcome
+
+    outcome.report(folders, out)
+
+
 # --- names and metrics
 
 

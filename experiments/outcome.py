@@ -356,6 +356,15 @@ def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **opti
         _say(note)
 
 
+def report(folders: Sequence[Path], out: Path | None) -> None:
+    """Write the report of all finished variants in these folders, and say where it is."""
+    from experiments.html_report.command import report as write
+
+    page = out or folders[0] / "report.html"
+    write(finished(folders), page)
+    _print(f"report: {page} ({page.stat().st_size / 1e6:.1f} MB)")
+
+
 def formats_of(text: str, option: str) -> tuple[str, ...]:
     """``html,svg`` as a tuple; ``none`` is empty.
 

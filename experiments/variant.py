@@ -34,6 +34,7 @@ from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload
+from experiments.worst import token_times
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.cluster import Cluster
 from sim.event_loop import simulate
@@ -332,6 +333,7 @@ def _bundle(
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
+        tokens=token_times(result, requests, mask),
         steps=None if result.steps is None else dict(result.steps),
         end_ns=result.end_ns,
         summary=summary,
