@@ -22,6 +22,7 @@ from sim.records import (
     FETCH_COLUMNS,
     MIGRATION_COLUMNS,
     NARROW_COLUMNS,
+    POOL_COLUMNS,
     REQUEST_COLUMNS,
     SERIES_COLUMNS,
     STEP_COLUMNS,
@@ -150,6 +151,8 @@ def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generato
         yield Instant(env, step - now_ns(env) % step, Phase.SAMPLE)
         for replica in live.replicas:
             recorder.series.extend((now_ns(env), replica.place, *replica.gauges()))
+        for number, pool in enumerate(live.pools):
+            recorder.pools.extend((now_ns(env), number, *live.gauges(pool)))
         if env.peek() == float("inf"):
             return
         if now_ns(env) // step >= _MOST_SPANS * record.series_points:
@@ -190,6 +193,8 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     for replica in live.replicas if live.live else ():
         replica.settle()
     for life in list(live.live.values()):
+        if life.account is not None:
+            life.account.close(end_ns)
         recorder.outcome(life, UNFINISHED, "", NEVER, life.delivered)
     table = columns(recorder.requests, REQUEST_COLUMNS)
     order = np.argsort(table["index"], kind="stable")
@@ -201,6 +206,8 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     index = requests["index"]
     position = np.zeros(int(index[-1]) + 1 if len(index) else 1, np.int64)
     position[index] = np.arange(len(index))
+    if recorder.attributions is not None:
+        requests |= recorder.attributions.columns(table["index"])
     requests["largest_itl_ns"] = largest_gaps(spans, logs, len(index), position)
     narrow = {
         name: column.astype(NARROW_COLUMNS.get(name, np.int64)) for name, column in requests.items()
@@ -215,6 +222,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         steps=columns(recorder.steps, STEP_COLUMNS) if kept and not handed_over else None,
         events=columns(recorder.events, EVENT_COLUMNS) if recorder.record.events else None,
         series=columns(recorder.series, SERIES_COLUMNS),
+        pools=columns(recorder.pools, POOL_COLUMNS),
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
         changes=columns(recorder.changes, CHANGE_COLUMNS),
         migrations=columns(recorder.migrations, MIGRATION_COLUMNS),

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from sim.changes import Change
-from sim.cluster import LiveCluster
+from sim.cluster import Cluster, LiveCluster
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import STATES, Record, SimulationResult
@@ -31,7 +31,7 @@ from tests.conformance import adapter
 from tests.conformance.second import CHUNK, Second, load_second, without_idle_nics
 from tests.conformance.workloads import Spec
 
-KINDS = ("failures", "pushed", "pipeline", "slow", "slow-mixed")
+KINDS = ("failures", "pushed", "roles", "pipeline", "slow", "slow-mixed")
 FEW, MANY = 50, 550
 
 
@@ -41,10 +41,10 @@ def second(shared: Path) -> Second:
 
 
 def _comparable(spec: Spec) -> bool:
-    """Roles do not change with us, and our closed loops count patience from the arrival."""
+    """Our closed loops count patience from the arrival."""
     loops = "concurrency" in spec or any("session" in r for r in spec["requests"])
     absolute = any("cancel_at_ns" in r for r in spec["requests"])
-    return not any(e.get("to") for e in spec.get("events", ())) and not (loops and absolute)
+    return not (loops and absolute)
 
 
 class _IfPossible:
@@ -72,8 +72,20 @@ def _changes(spec: Spec) -> list[tuple[int, _IfPossible]]:
         elif what == "normal":
             changes.append((at_ns, Normal(None, *where)))
         else:
-            changes.append((at_ns, Change(what, *where)))
+            turns = what in ("drain", "role") and event.get("to") is not None
+            changes.append((at_ns, Change("role" if turns else what, *where, keeps_spec=turns)))
     return [(at_ns, _IfPossible(x)) for at_ns, x in sorted(changes, key=lambda x: x[0])]
+
+
+def as_changes(spec: Spec) -> tuple[Callable[[], Any], Cluster, list[Any]] | None:
+    """A source, a cluster and what happens to it, for `simulate`; None if we cannot run it."""
+    if not _comparable(spec):
+        return None
+    plain = {k: v for k, v in spec.items() if k not in ("events", "on_failure")}
+    plain["requests"] = _numbered(spec["requests"])
+    cluster, _ = adapter.build(plain)
+    on_failure = spec.get("on_failure", "reroute")
+    return lambda: adapter.feed(plain), replace(cluster, on_failure=on_failure), _changes(spec)
 
 
 def _ours(spec: Spec, *, fast_forward: bool) -> tuple[SimulationResult, list[str]]:
@@ -141,7 +153,18 @@ def _entry(decision: Any, lost: bool) -> tuple[Any, ...]:
 
 def _spec(second: Second, kind: str, seed: int) -> Spec:
     spec = _pushed(second, seed) if kind == "pushed" else second.random_spec(seed, kind)
-    return without_idle_nics(spec)
+    return without_idle_nics(_one_kv_size(spec) if kind == "roles" else spec)
+
+
+def _one_kv_size(spec: Spec) -> Spec:
+    """KV has one size on a replica of ours, swapped out or sent; there, one on the wire for all."""
+    pools = spec["disaggregated"]
+    size = {"kv_bytes_per_token": pools["transfer"]["kv_bytes_per_token"]}
+    sides = {
+        side: [config | size if "host_blocks" in config else config for config in pools[side]]
+        for side in ("prefill", "decode")
+    }
+    return {**spec, "disaggregated": {**pools, **sides}}
 
 
 def _pushed(second: Second, seed: int) -> Spec:
