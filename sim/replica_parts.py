@@ -83,6 +83,7 @@ class ReplicaParts:
         "_keeps_steps",
         "_known_tokens",
         "_late",
+        "_ledger",
         "_loads_alone",
         "_longest_run",
         "_lost_before",
