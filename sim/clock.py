@@ -7,7 +7,7 @@ happened to schedule first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from heapq import heappop
 from typing import Any
@@ -78,6 +78,28 @@ class Clock(Environment):
         if not queue or (queue[0][3].__class__ is Tick and self._only_ticks()):
             return Infinity
         return queue[0][0]
+
+    def instants(self) -> Iterator[int]:
+        """Run until nothing is left, stopping after each instant in which things happened.
+
+        An instant in which routers' snapshots were taken, or the series was sampled, and nothing
+        else, is none.
+
+        Yields:
+            The instant whose phases are over.
+        """
+        happened = False
+        while True:
+            when_ns = self.peek()
+            if happened and when_ns > self._now:
+                happened = False
+                yield now_ns(self)
+                continue  # whoever was told may have done more at this very instant
+            if when_ns == Infinity:
+                return
+            priority = int(self._queue[0][1])
+            happened = happened or (priority != Phase.SNAPSHOT and priority < Phase.SAMPLE)
+            self.step()
 
     def _only_ticks(self) -> bool:
         """Whether nothing is left to happen but looks at what no longer changes."""

@@ -191,7 +191,7 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
-        self.impatient = 0
+        self.impatient = self.arriving = 0
         self.recorder = recorder
         self._on_end = on_end
         self._on_failed = on_failed
@@ -297,9 +297,14 @@ class LiveCluster:
 
     def _scale(self) -> None:
         """Let the pools grow and shrink that do so by themselves."""
-        for pool in (self.entry, self.decode):
-            if pool is not None and pool.spec.scaling is not None:
+        for pool in self.pools:
+            if pool.spec.scaling is not None:
                 pool.scaler = Scaler(self, pool, pool.spec.scaling)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The entry pool, and the decode pool if there is one."""
+        return (self.entry,) if self.decode is None else (self.entry, self.decode)
 
     def tell_ends(self, ended: list[Lifetime]) -> None:
         """Put requests there when they end."""
@@ -524,6 +529,7 @@ class LiveCluster:
         if tell is None:
             return
         for arrival in tell(life.arrival.index, now_ns):
+            self.arriving += 1
             caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
 
@@ -687,6 +693,7 @@ class _Arriving:
     arrival: Arrival
 
     def __call__(self, _: Event) -> None:
+        self.cluster.arriving -= 1
         self.cluster.arrive(self.arrival)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -80,6 +80,12 @@ class Ride:
         self.stage = 0
         self.entered_ns = self.ready_ns = flight.start_ns
         self.lengths: list[list[int]] = []
+
+    @property
+    def lengths_to_come(self) -> tuple[int, ...]:
+        """Its time in the stages after the one where it is, ns."""
+        models, work = self.models[self.stage + 1 :], self.flight.work
+        return tuple(model.step_ns(work, self.iteration) for model in models)
 
 
 class PipelineReplica(Replica):
@@ -485,6 +491,14 @@ class PipelineReplica(Replica):
             if self._logs_stages:
                 self._log(ride, n, stage, start, end, busy)
             start += of_stage[0]
+
+    def _under_way(self, now: int) -> Hashable:
+        """See `ReplicaPresent`: of each batch its stage, and its time in that and in the others."""
+        rides = [ride for ride in self._stages if ride is not None]
+        return tuple(
+            (ride.stage, max(0, ride.ready_ns - now), ride.lengths_to_come, ride.flight.cargo)
+            for ride in rides
+        )
 
     def _log(self, ride: Ride, n: int, stage: int, start: int, end: int, busy: int) -> None:
         used, waiting = self.kv.total_blocks - self.kv.free_blocks, len(self.state.waiting)

@@ -172,6 +172,11 @@ def asks_spread(model: StepTimeModel) -> bool:
     return bool(getattr(model, "asks_spread", False))
 
 
+def varies(model: StepTimeModel) -> bool:
+    """Whether times depend on the number of the iteration: it has a true attribute of this name."""
+    return bool(getattr(model, "varies", False))
+
+
 SHORT_RUN = 32
 """Runs shorter than this are quicker in plain Python than in numpy and back."""
 
