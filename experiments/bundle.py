@@ -6,10 +6,14 @@
     requests.parquet   one row per arrived request: the trace's columns, state, times, tokens
     itl.parquet        distinct gaps between tokens and how often each occurred, per request class
     series.parquet     waiting, running, KV blocks in use, cached and lost, per replica, on a grid
+    pools.parquet      replicas up, starting, draining and failed of each pool on the same grid, and
+                       the requests that are neither in a replica's queue nor running
     transfers.parquet  KV moved from prefill to decode replicas
     migrations.parquet  requests that moved while they ran, or were to; only where they can
     changes.parquet    what happened to replicas: failures, drains, stragglers, slow NICs and so on
     steps.parquet      one row per run of iterations; can be off, no table or figure needs it
+    decisions.jsonl    every single iteration with its requests, if wanted (`experiments.exchange`)
+    perfetto.json.gz   the run for trace viewers, if wanted
     summary.json       notes, metrics, verdict, replicas; written last: its presence says "finished"
 
 A run of several variants has one such folder for each, and `variants.json`, which lists them and
@@ -34,6 +38,7 @@ import yaml
 
 from experiments import strict_yaml
 from sim.errors import ConfigError, PhasewiseError
+from sim.metrics import ReplicaFacts
 from sim.records import (
     CAUSES,
     CHANGE_COLUMNS,
@@ -42,6 +47,7 @@ from sim.records import (
     STATES,
     STEP_CHUNK,
     STEP_COLUMNS,
+    Decision,
     ReplicaInfo,
 )
 from sim.request import NEVER
@@ -58,7 +64,10 @@ _OLDEST_VERSION = 1
 """Oldest version that is still read."""
 
 STEPS = "steps.parquet"
+DECISIONS = "decisions.jsonl"
+PERFETTO = "perfetto.json.gz"
 MIGRATIONS = "migrations.parquet"
+POOLS = "pools.parquet"
 CHANGED = "changes.parquet"
 INDEX = "variants.json"
 """File that lists the bundles of a run, in their order."""
@@ -126,12 +135,14 @@ class Bundle(Head):
             where prefixes are fetched those of `experiments.prefix_fetch`.
         itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
         series: Columns of `sim.records.SERIES_COLUMNS`.
+        pools: Columns of `sim.records.POOL_COLUMNS`; empty in bundles of older versions.
         transfers: Columns of `sim.records.TRANSFER_COLUMNS`.
         migrations: Columns of `sim.records.MIGRATION_COLUMNS` and ``resumed_ns``, in a file where
             requests can move; empty elsewhere.
         changes: Columns of `sim.records.CHANGE_COLUMNS`; empty in bundles of older versions.
         steps: Columns of `sim.records.STEP_COLUMNS`; None if not recorded, or written while
             running.
+        decisions: Every iteration, to be written; not read back.
     """
 
     requests: Columns
@@ -141,6 +152,8 @@ class Bundle(Head):
     changes: Columns
     steps: Columns | None
     migrations: Columns = field(default_factory=dict)
+    pools: Columns = field(default_factory=dict)
+    decisions: Sequence[Decision] | None = None
 
 
 # --- writing
@@ -269,10 +282,13 @@ _FILES = frozenset(
         "requests.parquet",
         "itl.parquet",
         "series.parquet",
+        POOLS,
         "transfers.parquet",
         MIGRATIONS,
         CHANGED,
         STEPS,
+        DECISIONS,
+        PERFETTO,
         "summary.json",
     }
 )
@@ -301,6 +317,8 @@ def write_files(bundle: Bundle, folder: Path) -> None:
     _write_table(folder / "itl.parquet", _gaps_table(bundle.itl))
     names = [replica.name for replica in bundle.replicas]
     _write_table(folder / "series.parquet", _table(bundle.series, {"replica": names}))
+    if bundle.pools:
+        _write_table(folder / POOLS, _table(bundle.pools, {"pool": pools_of(bundle.replicas)}))
     places = {"source": names, "target": names}
     _write_table(folder / "transfers.parquet", _table(bundle.transfers, places))
     if bundle.migrations:
@@ -310,7 +328,17 @@ def write_files(bundle: Bundle, folder: Path) -> None:
     if bundle.steps is not None:
         with StepsFile(folder) as file:
             file.write(bundle.steps, names)
+    if bundle.decisions is not None:
+        from experiments.exchange import decisions
+
+        with _telling(folder / DECISIONS):
+            decisions.write(folder / DECISIONS, bundle.decisions, names)
     _write_json(folder / "summary.json", _summary(bundle))
+
+
+def pools_of(replicas: Sequence[ReplicaFacts]) -> list[str]:
+    """Names of the pools, in the order of their numbers: the one that requests enter is first."""
+    return list(dict.fromkeys(replica.pool for replica in replicas))
 
 
 class StepsFile:
@@ -488,7 +516,7 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
     }
     steps = folder / STEPS
     places = {"source": names, "target": names}
-    moves = folder / MIGRATIONS
+    moves, pools = folder / MIGRATIONS, folder / POOLS
     has_steps = with_steps and steps.is_file()
     return Bundle(
         **vars(head),
@@ -496,10 +524,30 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
         itl=_read_gaps(folder / "itl.parquet"),
         series=_read_table(folder / "series.parquet", {"replica": names}),
         transfers=_read_table(folder / "transfers.parquet", places),
+        pools=_read_table(pools, {"pool": pools_of(head.replicas)}) if pools.is_file() else {},
         migrations=(_read_table(moves, {**places, "outcome": OUTCOMES}) if moves.is_file() else {}),
         changes=_read_changes(folder / CHANGED, names),
         steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if has_steps else None,
     )
+
+
+def read_step_groups(folder: Path) -> Iterator[dict[str, list[Any]]]:
+    """``steps.parquet`` a row group at a time: columns of plain values, codes as their texts.
+
+    Raises:
+        BundleError: It cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / STEPS
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                yield {name: table.column(name).to_pylist() for name in table.column_names}
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _read_changes(path: Path, names: Sequence[str]) -> Columns:

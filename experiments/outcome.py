@@ -36,7 +36,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    plan: Plan, out: Path, *, processes: int, formats: Sequence[str], as_json: bool = False
+    plan: Plan,
+    out: Path,
+    *,
+    processes: int,
+    formats: Sequence[str],
+    as_json: bool = False,
+    traces: bool = False,
 ) -> None:
     """Run a plan, print its table and write its figures.
 
@@ -46,6 +52,7 @@ def run(
         processes: Variants at a time.
         formats: Of the figures; none for no figures.
         as_json: Print summaries as JSON instead of the table.
+        traces: Write each variant for trace viewers too.
 
     Raises:
         FailedRunError: A variant failed; what finished is written and shown.
@@ -70,7 +77,35 @@ def run(
         _show_finished(plan, jobs, further, out, formats=(), as_json=as_json)
         raise
     _show_finished(plan, jobs, further, out, formats, as_json)
+    if traces:
+        _write_traces([job.folder for job in jobs if job.state in _DONE])
     _raise_failures([job for job in every if job.state == "failed"], len(every))
+
+
+def traces_of(plan: Plan, format: str | None) -> bool:
+    """Whether ``--trace`` asks for traces.
+
+    Raises:
+        ConfigError: For an unknown format, or where steps are not recorded.
+    """
+    if format is None:
+        return False
+    if format != "perfetto":
+        raise ConfigError(f"--trace: {unknown('format', format, ('perfetto',))}")
+    for each in plan.variants:
+        if not each.record.steps:
+            raise ConfigError(
+                f"{plan.source}: variant {each.label}: record.steps: false: --trace perfetto needs "
+                "the steps; take --trace off, or set it to true"
+            )
+    return True
+
+
+def _write_traces(folders: Sequence[Path]) -> None:
+    from experiments.exchange import perfetto
+
+    for folder in folders:
+        _say(f"trace: {perfetto.write(folder)}")
 
 
 def _index(out: Path, jobs: Sequence[Job], answer: str) -> None:

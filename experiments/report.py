@@ -42,6 +42,10 @@ class RunBundle(RunHead, Protocol):
         """Columns `sim.records.SERIES_COLUMNS`; those of older bundles may lack some."""
 
     @property
+    def pools(self) -> Requests:
+        """Columns `sim.records.POOL_COLUMNS`; none in older bundles."""
+
+    @property
     def replicas(self) -> Sequence[ReplicaFacts]:
         """In the order of the indices in the columns."""
 

@@ -279,6 +279,7 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
+        decisions=experiment.record.decisions,
         on_steps=None if file is None else file.write,
     )
 
@@ -308,7 +309,7 @@ def _bundle(
         replicas=result.replicas,
         reasons=result.reasons,
         run_end_ns=result.end_ns,
-        slo=_slo(experiment),
+        slo=slo_of(experiment),
         windows=windows,
         work=cluster.work(
             experiment, folder, result.replicas, run_span_ns(requests, result.end_ns)
@@ -329,10 +330,12 @@ def _bundle(
         replicas=result.replicas,
         itl=gaps,
         series=dict(result.series),
+        pools=dict(result.pools),
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
         steps=None if result.steps is None else dict(result.steps),
+        decisions=result.decisions if experiment.record.decisions else None,
         end_ns=result.end_ns,
         summary=summary,
     )
@@ -370,7 +373,8 @@ def _with_trace(requests: dict[str, Any], trace: Trace) -> Columns:
     return {"index": index, **joined, **requests}
 
 
-def _slo(experiment: Experiment) -> SLO:
+def slo_of(experiment: Experiment) -> SLO:
+    """The targets of an experiment."""
     targets = experiment.slo.model_dump(exclude={"classes"})
     classes = {name: SLO(**each.model_dump()) for name, each in experiment.slo.classes.items()}
     return SLO(**targets, classes=classes)

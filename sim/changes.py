@@ -1,4 +1,4 @@
-"""A cluster that changes: replicas fail, come back, are drained and added (rules 54 and 78 to 84).
+"""A cluster that changes: replicas fail, come back, drain, join or change role (54, 78 to 84).
 
 Changes happen in phase (2c) of their instants, in the order in which they are given.
 
@@ -14,6 +14,12 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
   or once it is ``up``.
+- ``role``: it drains, and when it is gone it joins the other of two pools, as a new replica with
+  the next index there (rule 82), in the same (2c), after the changes and drains of that instant, so
+  that it takes part from (2d); of several the prefill replicas come first, in order of index. It
+  has the GPUs that it had, also on a topology, and nothing to load; it is made as the first replica
+  of its new pool (policy, order, limits), is empty, and is not slow any more. One that fails while
+  it drains is gone, and joins nothing.
 
 A fail or restore of a replica that is gone by then, the last of its drain being over, changes
 nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
@@ -54,6 +60,8 @@ OnFailure = Literal["reroute", "fail"]
 """What becomes of the requests of a replica that fails."""
 
 REPLICA_FAILED = "replica_failed"
+_DECODE_RANK = 1 << 24
+"""More than a pool has replicas: those of the decode pool change role later within (2c)."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +69,16 @@ class Change:
     """One change, to be given to `simulate` with its instant.
 
     Attributes:
-        what: ``fail``, ``restore``, ``drain`` or ``add``.
+        what: ``fail``, ``restore``, ``drain``, ``add`` or ``role``.
         index: Position of the replica in its pool; for ``add``, of one that the new one is like.
         decode: Of the decode pool, not of the pool that requests enter.
+        keeps_spec: For ``role``: it keeps its policy, memory and step time as well.
     """
 
-    what: Literal["fail", "restore", "drain", "add"]
+    what: Literal["fail", "restore", "drain", "add", "role"]
     index: int = 0
     decode: bool = False
+    keeps_spec: bool = False
 
     def __call__(self, live: LiveCluster) -> None:
         """Make the change, in phase (2c).
@@ -77,7 +87,10 @@ class Change:
             ConfigError: There is no such replica, or it is not in a condition to change so.
         """
         pool, replica = located(live, self.what, self.index, self.decode)
-        getattr(live.changes, self.what)(pool, replica)
+        if self.what == "role":
+            live.changes.role(pool, replica, keeps_spec=self.keeps_spec)
+        else:
+            getattr(live.changes, self.what)(pool, replica)
 
 
 def located(live: LiveCluster, what: str, index: int, decode: bool) -> tuple[Pool, Replica]:
@@ -123,6 +136,7 @@ class Changes:
         self.standstill = Standstill(live)
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
+        self._becomes: dict[Replica, tuple[Pool, ReplicaSpec]] = {}  # who changes role, into what
         self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
     def expect(self, changes: int) -> None:
@@ -172,6 +186,7 @@ class Changes:
         drained, replica.condition = replica.condition == DRAINING, DOWN
         self.note("failed", replica, lost=len(lost))
         if drained:
+            self._becomes.pop(replica, None)
             self._is_gone(replica)
         for life in lost:
             self._live.note_event(life, LOST, replica)
@@ -216,6 +231,42 @@ class Changes:
         self.note("draining", replica)
         if replica.empty:
             self._is_gone(replica)
+
+    def role(self, pool: Pool, replica: Replica, *, keeps_spec: bool = False) -> None:
+        """It drains, and joins the other pool, as a new replica, when it is gone (rule 82).
+
+        Raises:
+            ConfigError: It is not up, there is one pool, or one there has other GPUs.
+        """
+        live = self._live
+        other = live.entry if pool is live.decode else live.decode
+        if other is None:
+            raise ConfigError(
+                f"role of replica {replica.index} of pool {pool.spec.name}: there is one pool, "
+                "whose replicas do both"
+            )
+        if replica.condition != UP:
+            raise refused("role", pool, replica)
+        spec = replica.spec if keeps_spec else other.replicas[0].spec
+        if spec.gpus != replica.spec.gpus:
+            raise ConfigError(
+                f"role of replica {replica.index} of pool {pool.spec.name}: it has "
+                f"{replica.spec.gpus} GPUs, and those of the other pool {spec.gpus}"
+            )
+        self._becomes[replica] = other, spec
+        self.drain(pool, replica)
+
+    def _join_other(self, replica: Replica) -> None:
+        """It is gone from its pool, and stands in the other in this very phase (2c)."""
+        pool, spec = self._becomes.pop(replica)
+
+        def join(_: Event) -> None:
+            joined = self._live.add(pool, pool.replicas[0], spec, instead_of=replica)
+            self.note("changed_role", joined)
+            self._came_up()
+
+        rank = 1 + replica.index + (_DECODE_RANK if replica.role == "decode" else 0)
+        Instant(self._live.env, 0, Phase.CLUSTER_EVENT + rank).callbacks.append(join)
 
     def add(self, pool: Pool, like: Replica) -> None:
         """One more replica."""
@@ -271,7 +322,7 @@ class Changes:
 
     def may_come_back(self, replica: Replica) -> bool:
         """Whether a replica may be taken back."""
-        return replica.condition == DRAINING
+        return replica.condition == DRAINING and replica not in self._becomes
 
     def take_back(self, pool: Pool, replica: Replica) -> None:
         """A draining replica takes requests again."""
@@ -291,7 +342,9 @@ class Changes:
         replica.condition = GONE
         replica.left_ns = now_ns(self._live.env)
         self.note("gone", replica)
-        if self._live.network is not None:
+        if replica in self._becomes:
+            self._join_other(replica)
+        elif self._live.network is not None:
             self._live.network.leave(replica)
 
     def note(
@@ -358,7 +411,7 @@ class Changes:
 
 def refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
     can = {
-        UP: "fail or drain",
+        UP: "fail, drain or change role",
         STARTING: "fail or drain",
         DRAINING: "fail",
         DOWN: "restore",

@@ -171,3 +171,11 @@ class Doorbell(Event):
             self._ok = True
             self._value = None
             self.env.schedule(self, priority, 0)  # type: ignore[arg-type]
+
+
+def looks_to_come(env: Environment) -> bool:
+    """Whether somebody will look at the cluster, and may change it then (an autoscaler)."""
+    return any(
+        isinstance(event, Tick) and event.callbacks and int(priority) != Phase.SNAPSHOT
+        for _, priority, _, event in env._queue
+    )

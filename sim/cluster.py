@@ -39,7 +39,8 @@ from sim.records import (
     ReplicaInfo,
 )
 from sim.replica import Replica
-from sim.replica_spec import ReplicaSpec
+from sim.replica_spec import DRAINING, STARTING, UP, ReplicaSpec
+from sim.replica_spec import FAILED as DOWN
 from sim.request import Arrival, Identity, Request
 from sim.scaling import Scaler
 from sim.snapshot import Snapshots
@@ -266,7 +267,9 @@ class LiveCluster:
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
-    def _replica(self, spec: ReplicaSpec, role: str, index: int) -> Replica:
+    def _replica(
+        self, spec: ReplicaSpec, role: str, index: int, instead_of: Replica | None = None
+    ) -> Replica:
         """One more replica; within a phase, the prefill pool goes before the decode pool."""
         # A run of a pipeline cannot be cut where blocks are taken from outside.
         step_by_step = {"fast_forward": False} if self._pushes and spec.kind is not None else {}
@@ -288,7 +291,8 @@ class LiveCluster:
         self.recorder.names.append(f"{self.pool_name(replica)}-{index}")
         if self.network is not None:
             assert spec.seat is not None
-            self.network.join(replica, spec.seat, f"{role} replica {index}")
+            name = f"{role} replica {index}"
+            self.network.join(replica, spec.seat, name, instead_of=instead_of)
         if self.between is not None:
             self.between.join(replica)
         if self.migrations is not None:
@@ -297,14 +301,9 @@ class LiveCluster:
 
     def _scale(self) -> None:
         """Let the pools grow and shrink that do so by themselves."""
-        for pool in self.pools:
-            if pool.spec.scaling is not None:
+        for pool in (self.entry, self.decode):
+            if pool is not None and pool.spec.scaling is not None:
                 pool.scaler = Scaler(self, pool, pool.spec.scaling)
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        """The entry pool, and the decode pool if there is one."""
-        return (self.entry,) if self.decode is None else (self.entry, self.decode)
 
     def tell_ends(self, ended: list[Lifetime]) -> None:
         """Put requests there when they end."""
@@ -322,9 +321,37 @@ class LiveCluster:
             return len(self.changes.at_router)
         return 0 if self.between is None else len(self.between.stranded)
 
-    def add(self, pool: Pool, like: Replica, spec: ReplicaSpec | None = None) -> Replica:
-        """One more replica joins a pool, made as another there, or of a spec (rule 82)."""
-        replica = self._replica(spec or like.spec, like.role, len(pool.replicas))
+    def gauges(self, pool: Pool) -> tuple[int, ...]:
+        """What a point of time holds of a pool, after time and pool: see `POOL_COLUMNS`."""
+        conditions = [replica.condition for replica in pool.replicas]
+        replicas = [conditions.count(each) for each in (UP, STARTING, DRAINING, DOWN)]
+        between = sum(replica.neither_waits_nor_runs for replica in pool.replicas)
+        if pool is self.decode and self.between is not None:
+            between += self.between.not_there
+        return (*replicas, self.without_replica(pool), between)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The pool that requests enter, then the decode pool if there is one."""
+        return (self.entry,) if self.decode is None else (self.entry, self.decode)
+
+    def add(
+        self,
+        pool: Pool,
+        like: Replica,
+        spec: ReplicaSpec | None = None,
+        *,
+        instead_of: Replica | None = None,
+    ) -> Replica:
+        """One more replica joins a pool, made as another there, or of a spec (rule 82).
+
+        Args:
+            pool: Which pool.
+            like: A replica there.
+            spec: Of the new one; None: that of `like`.
+            instead_of: One that is gone from the other pool, and whose GPUs the new one has.
+        """
+        replica = self._replica(spec or like.spec, like.role, len(pool.replicas), instead_of)
         pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)

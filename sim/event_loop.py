@@ -23,6 +23,7 @@ from sim.records import (
     FETCH_COLUMNS,
     MIGRATION_COLUMNS,
     NARROW_COLUMNS,
+    POOL_COLUMNS,
     REQUEST_COLUMNS,
     SERIES_COLUMNS,
     STEP_COLUMNS,
@@ -151,6 +152,8 @@ def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generato
         yield Instant(env, step - now_ns(env) % step, Phase.SAMPLE)
         for replica in live.replicas:
             recorder.series.extend((now_ns(env), replica.place, *replica.gauges()))
+        for number, pool in enumerate(live.pools):
+            recorder.pools.extend((now_ns(env), number, *live.gauges(pool)))
         if env.peek() == float("inf"):
             return
         if now_ns(env) // step >= _MOST_SPANS * record.series_points:
@@ -232,6 +235,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         steps=columns(recorder.steps, STEP_COLUMNS) if kept and not handed_over else None,
         events=columns(recorder.events, EVENT_COLUMNS) if recorder.record.events else None,
         series=columns(recorder.series, SERIES_COLUMNS),
+        pools=columns(recorder.pools, POOL_COLUMNS),
         transfers=columns(recorder.transfers, TRANSFER_COLUMNS),
         changes=columns(recorder.changes, CHANGE_COLUMNS),
         migrations=columns(recorder.migrations, MIGRATION_COLUMNS),

@@ -55,6 +55,16 @@ class HandOver:
         local = live.spec.local_prefill is not None
         self._chooses_early = spec.push or spec.decode_first or local
 
+    @property
+    def not_there(self) -> int:
+        """Requests whose prefill has ended and whose KV has not come to their decode replica."""
+        sent = sum(
+            each.prefilled_ns is not None and not each.life.ended
+            for each in self.transfers.values()
+        )
+        waiting = sum(map(len, self.pulls.values()))
+        return sent + waiting + len(self.waiting) + len(self._again)
+
     def join(self, replica: Replica) -> None:
         """One more replica, of either pool."""
         self.pulls[replica] = deque()
@@ -145,6 +155,8 @@ class HandOver:
                 self._push(pull, life.ahead)
                 continue
             request.emitted_then = self._emitted
+            if live.decode.clairvoyant:  # who needs it may have joined since the prefill ended
+                request.oracle_tokens = life.arrival.output_tokens - life.before
             ahead, life.ahead = life.ahead, None
             replica = live.decode.route(request) if ahead is None else ahead.target
             if replica is None:

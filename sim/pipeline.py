@@ -56,6 +56,7 @@ class Ride:
         stage: Where it is, from 0.
         entered_ns: When it moved there.
         ready_ns: When it may move on.
+        ready: The wake-up then.
         lengths: For a run: of each stage, the time of each iteration in it, ns.
     """
 
@@ -65,6 +66,7 @@ class Ride:
         "iteration",
         "lengths",
         "models",
+        "ready",
         "ready_ns",
         "riders",
         "stage",
@@ -79,6 +81,7 @@ class Ride:
         self.iteration = iteration
         self.stage = 0
         self.entered_ns = self.ready_ns = flight.start_ns
+        self.ready: Instant | None = None
         self.lengths: list[list[int]] = []
 
     @property
@@ -202,6 +205,8 @@ class PipelineReplica(Replica):
     def _lose_ride(self, ride: Ride, now: int) -> None:
         flight = ride.flight
         flight.ends_ns = []
+        if ride.ready is not None:
+            ride.ready.call_off()
         began = flight.start_ns
         if began < now:
             twice_ns = max(0, self._busy_until_ns - began)
@@ -284,7 +289,8 @@ class PipelineReplica(Replica):
         self._stages[stage] = ride
         length = ride.models[stage].step_ns(ride.flight.work, ride.iteration)
         ride.stage, ride.entered_ns, ride.ready_ns = stage, now, now + length
-        Instant(self.env, length, self._step_end).callbacks.append(self._stage_ends)
+        ride.ready = Instant(self.env, length, self._step_end)
+        ride.ready.callbacks.append(self._stage_ends)
 
     def _stage_ends(self, _: Event) -> None:
         """Phase (1): batches that are ready move on, from the last stage to the first."""
@@ -436,8 +442,8 @@ class PipelineReplica(Replica):
             ride.entered_ns = ride.ready_ns
             ride.ready_ns += lengths[ride.stage]
         self._stages[ride.stage] = ride
-        end = Instant(self.env, ride.ready_ns - now, self._step_end)
-        end.callbacks.append(self._stage_ends)
+        ride.ready = Instant(self.env, ride.ready_ns - now, self._step_end)
+        ride.ready.callbacks.append(self._stage_ends)
 
     def _void_run(self, ride: Ride) -> None:
         self.sync()
@@ -454,6 +460,8 @@ class PipelineReplica(Replica):
     def _lose(self, ride: Ride) -> None:
         """The iteration under way never happened; its requests are as they were before it."""
         self._advance(ride.flight, ride.flight.applied)
+        if ride.ready is not None:
+            ride.ready.call_off()
         self.in_flight.remove(ride.flight)
         self.state.bring_back(ride.riders)
         self._leave_early(ride.flight.given_up)

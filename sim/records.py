@@ -311,6 +311,7 @@ class Recorder:
         self.step_rows = 0
         self.events = array("q")
         self.series = array("q")
+        self.pools = array("q")
         self.transfers = array("q")
         self.changes = array("q")
         self.migrations = array("q")
@@ -373,9 +374,8 @@ class Recorder:
 
     def thin_series(self, step_ns: int) -> None:
         """Keep the points of the series that lie on a coarser grid."""
-        width = len(SERIES_COLUMNS)
-        table = np.frombuffer(self.series, np.int64).reshape(-1, width)
-        self.series = array("q", table[table[:, 0] % step_ns == 0].tobytes())
+        self.series = _on_grid(self.series, len(SERIES_COLUMNS), step_ns)
+        self.pools = _on_grid(self.pools, len(POOL_COLUMNS), step_ns)
 
     def event(self, index: int, code: int, now_ns: int, replica: int) -> None:
         """A change of a request's state; refers to the last row of the step log."""
@@ -413,6 +413,11 @@ class Recorder:
         )
 
 
+def _on_grid(rows: array[int], width: int, step_ns: int) -> array[int]:
+    table = np.frombuffer(rows, np.int64).reshape(-1, width)
+    return array("q", table[table[:, 0] % step_ns == 0].tobytes())
+
+
 # Prefill tokens and decodes are those of each iteration of the run, the rest is as of its first.
 # A row of 0 iterations is a step that was lost in a failure, up to that.
 # A replica of several stages has a row for each stage (from 1) that a batch, or run, has left: from
@@ -444,10 +449,25 @@ SERIES_COLUMNS = (
     "cached_blocks",
     "lost_blocks",
 )
+# Of each pool on the same grid: its replicas by condition; requests that wait for one of them to
+# come up (at the router, or with their prefill ended); and those between the states of a replica:
+# their KV or prefix is on its way, has come and they are not admitted yet, or is in host memory.
+# With the queues and those running, these are all that are in the system.
+POOL_COLUMNS = (
+    "time_ns",
+    "pool",
+    "up",
+    "starting",
+    "draining",
+    "failed",
+    "without_replica",
+    "between",
+)
 # `lost` requests had to leave because of the change.
 # `factor_millionths` is that of a straggler or a slow NIC, -1 elsewhere.
 CHANGES = (
     *("failed", "restored", "draining", "gone", "added", "up", "taken_back", "called_off"),
+    "changed_role",
     *("slowed", "normal", "degraded", "mended"),
 )
 CHANGE_COLUMNS = ("time_ns", "replica", "change", "lost", "factor_millionths")
@@ -513,6 +533,8 @@ class SimulationResult:
             handed over while running.
         events: Columns `EVENT_COLUMNS`, changes of state; None if not recorded.
         series: Columns `SERIES_COLUMNS` on a fixed grid.
+        pools: Columns `POOL_COLUMNS` on the same grid; 0 is the pool that requests enter, 1 the
+            decode pool.
         transfers: Columns `TRANSFER_COLUMNS`, those that ended.
         changes: Columns `CHANGE_COLUMNS`, what happened to replicas; codes are those of `CHANGES`.
         migrations: Columns `MIGRATION_COLUMNS` and ``resumed_ns``, those that ended; outcomes are
@@ -540,6 +562,7 @@ class SimulationResult:
     fetches: dict[str, Ints] = field(default_factory=dict)
     fetches_without_room: int = 0
     links: tuple[LinkUse, ...] = ()
+    pools: dict[str, Ints] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
     spans: Ints = field(default_factory=lambda: np.zeros((0, 4), np.int64))

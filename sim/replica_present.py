@@ -241,6 +241,15 @@ class ReplicaPresent(ReplicaAccounts):
         lost = self.lost_blocks_then + kv.lost_blocks
         return len(state.waiting), state.num_running, used, kv.cached_blocks, lost
 
+    @property
+    def neither_waits_nor_runs(self) -> int:
+        """Requests placed here that are neither in the queue nor running, KV on its way left out.
+
+        Their prefix is fetched, their KV has come and they are not admitted yet, or it is in host
+        memory.
+        """
+        return len(self.fetching) + len(self.state.loaded) + len(self.state.swapped)
+
     def tier_facts(self) -> dict[str, int]:
         """What moved to and from host memory and a disk behind it, and what was found there."""
         return host_side.facts_of(self.host_link, self._tier)

@@ -31,7 +31,7 @@ from collections.abc import Hashable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from sim.clock import now_ns
+from sim.clock import looks_to_come, now_ns
 
 if TYPE_CHECKING:
     from sim.cluster import LiveCluster
@@ -88,7 +88,7 @@ class Standstill:
     @property
     def _comparable(self) -> bool:
         live = self._live
-        if live.migrations is not None or any(pool.scaler is not None for pool in live.pools):
+        if live.migrations is not None or looks_to_come(live.env):
             return False
         for replica in live.replicas[len(self._judged) :]:
             self._judged.append(replica.comparable)

@@ -32,7 +32,7 @@ from tests.conformance.second import CHUNK, Second, load_second, without_idle_ni
 from tests.conformance.stuck import stuck_spec
 from tests.conformance.workloads import Spec
 
-KINDS = ("failures", "pushed", "pipeline", "slow", "slow-mixed", "stuck")
+KINDS = ("failures", "pushed", "roles", "pipeline", "slow", "slow-mixed", "stuck")
 FEW, MANY = 50, 550
 
 
@@ -42,10 +42,10 @@ def second(shared: Path) -> Second:
 
 
 def _comparable(spec: Spec) -> bool:
-    """Roles do not change with us, and our closed loops count patience from the arrival."""
+    """Our closed loops count patience from the arrival."""
     loops = "concurrency" in spec or any("session" in r for r in spec["requests"])
     absolute = any("cancel_at_ns" in r for r in spec["requests"])
-    return not any(e.get("to") for e in spec.get("events", ())) and not (loops and absolute)
+    return not (loops and absolute)
 
 
 class _IfPossible:
@@ -73,7 +73,8 @@ def _changes(spec: Spec) -> list[tuple[int, _IfPossible]]:
         elif what == "normal":
             changes.append((at_ns, Normal(None, *where)))
         else:
-            changes.append((at_ns, Change(what, *where)))
+            turns = what in ("drain", "role") and event.get("to") is not None
+            changes.append((at_ns, Change("role" if turns else what, *where, keeps_spec=turns)))
     return [(at_ns, _IfPossible(x)) for at_ns, x in sorted(changes, key=lambda x: x[0])]
 
 
@@ -141,7 +142,19 @@ def _entry(decision: Any, lost: bool) -> tuple[Any, ...]:
 
 def _spec(second: Second, kind: str, seed: int) -> Spec:
     made = {"pushed": _pushed, "stuck": stuck_spec}.get(kind)
-    return without_idle_nics(made(second, seed) if made else second.random_spec(seed, kind))
+    spec = made(second, seed) if made else second.random_spec(seed, kind)
+    return without_idle_nics(_one_kv_size(spec) if kind == "roles" else spec)
+
+
+def _one_kv_size(spec: Spec) -> Spec:
+    """KV has one size on a replica of ours, swapped out or sent; there, one on the wire for all."""
+    pools = spec["disaggregated"]
+    size = {"kv_bytes_per_token": pools["transfer"]["kv_bytes_per_token"]}
+    sides = {
+        side: [config | size if "host_blocks" in config else config for config in pools[side]]
+        for side in ("prefill", "decode")
+    }
+    return {**spec, "disaggregated": {**pools, **sides}}
 
 
 def _pushed(second: Second, seed: int) -> Spec:
