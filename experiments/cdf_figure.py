@@ -70,7 +70,7 @@ def lines_of(
             _mark(bundle, request_class),
             bundle.policy,
             look,
-            _curve(bundle, key, request_class),
+            curve_of(bundle, key, request_class),
         )
         for bundle, label, look in zip(bundles, labels, chosen, strict=True)
     ]
@@ -89,7 +89,8 @@ def _mark(bundle: RunBundle, request_class: str | None) -> str:
     return ", ".join(mark for mark in marks if mark)
 
 
-def _curve(bundle: RunBundle, key: str, request_class: str | None) -> Curve | None:
+def curve_of(bundle: RunBundle, key: str, request_class: str | None = None) -> Curve | None:
+    """The distribution of one metric in one run; None where it has no value."""
     if key == "itl":
         classes = bundle.itl
         chosen = classes.values() if request_class is None else [classes[request_class]]

@@ -117,6 +117,9 @@ def run(
         bool,
         typer.Option("--decisions", help="Also write every scheduling decision (phasewise diff)."),
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write report.html, as phasewise report does.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Run every variant of a config; print the table, write results and figures.
@@ -127,6 +130,7 @@ def run(
       phasewise run quickstart --set workload.requests=500 --out results/short
       phasewise run mine.yaml --figures svg,pdf --jobs 4
       phasewise run mine.yaml --decisions --trace perfetto
+      phasewise run mine.yaml --report
     """
     from experiments import outcome
     from experiments.config import load, slug
@@ -142,6 +146,7 @@ def run(
         formats=outcome.formats_of(figures, "--figures"),
         as_json=json,
         traces=traces,
+        page=report,
     )
 
 
@@ -295,6 +300,29 @@ def plot(
         request_class=request_class,
         about=" ".join(outcome.answers(folders)),
     )
+
+
+@app.command(name="report")
+@guarded
+def write_report(
+    folders: Folders,
+    out: Annotated[
+        Path | None, typer.Option(help="The page. Default: report.html in the first folder.")
+    ] = None,
+) -> None:
+    """Write one HTML page of results that opens offline: what was slow, and why.
+
+    Tables, distributions with their floors, load over time, what each replica did when, and the
+    ten worst requests step by step.
+
+    \b
+    Examples:
+      phasewise report results/quickstart
+      phasewise report results/a results/b/sarathi --out both.html
+    """
+    from experiments import outcome
+
+    outcome.report(folders, out)
 
 
 # --- names and metrics

@@ -193,7 +193,8 @@ def _write_points(path: Path, drawing: Drawing) -> Path:
     return path
 
 
-def _font_face() -> str:
+def font_face() -> str:
+    """The embedded font as a rule of a style sheet."""
     data = files("experiments").joinpath("fonts", "arimo-latin-400-normal.woff2").read_bytes()
     coded = base64.b64encode(data).decode("ascii")
     source = f"url(data:font/woff2;base64,{coded}) format('woff2')"
@@ -240,7 +241,7 @@ def _write_sections(
 
     path.write_text(
         _PAGE.format(
-            font_face=_font_face(),
+            font_face=font_face(),
             stack=FONT_STACK,
             width=round(SCREEN.width_px),
             plotlyjs=get_plotlyjs(),
@@ -349,5 +350,5 @@ def _options(fig: go.Figure, name: str) -> dict[str, Any]:
 def _embed_font(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     head = text.index(">", text.index("<svg")) + 1
-    style = f"<style>{_font_face()}</style>"
+    style = f"<style>{font_face()}</style>"
     path.write_text(text[:head] + style + text[head:], encoding="utf-8")

@@ -43,6 +43,7 @@ def run(
     formats: Sequence[str],
     as_json: bool = False,
     traces: bool = False,
+    page: bool = False,
 ) -> None:
     """Run a plan, print its table and write its figures.
 
@@ -53,6 +54,7 @@ def run(
         formats: Of the figures; none for no figures.
         as_json: Print summaries as JSON instead of the table.
         traces: Write each variant for trace viewers too.
+        page: Write the report too.
 
     Raises:
         FailedRunError: A variant failed; what finished is written and shown.
@@ -79,6 +81,8 @@ def run(
     _show_finished(plan, jobs, further, out, formats, as_json)
     if traces:
         _write_traces([job.folder for job in jobs if job.state in _DONE])
+    if page and (done := [job.folder for job in jobs if job.state in _DONE]):
+        _say(_report(done, out / "report.html"))
     _raise_failures([job for job in every if job.state == "failed"], len(every))
 
 
@@ -389,6 +393,18 @@ def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **opti
         _say(f"figures: {path}{more}")
     for note in plotted.notes:
         _say(note)
+
+
+def report(folders: Sequence[Path], out: Path | None) -> None:
+    """Write the report of all finished variants in these folders, and say where it is."""
+    _print(_report(finished(folders), out or folders[0] / "report.html"))
+
+
+def _report(folders: Sequence[Path], page: Path) -> str:
+    from experiments.html_report.command import report as write
+
+    write(folders, page)
+    return f"report: {page} ({page.stat().st_size / 1e6:.1f} MB)"
 
 
 def formats_of(text: str, option: str) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload
+from experiments.worst import token_times
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.cluster import Cluster
 from sim.event_loop import simulate
@@ -279,6 +280,7 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
+        attribution=experiment.record.attribution,
         decisions=experiment.record.decisions,
         on_steps=None if file is None else file.write,
     )
@@ -334,6 +336,7 @@ def _bundle(
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
+        tokens=token_times(result, requests, mask),
         steps=None if result.steps is None else dict(result.steps),
         decisions=result.decisions if experiment.record.decisions else None,
         end_ns=result.end_ns,

@@ -41,6 +41,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from sim.attribution import QUEUE_NO_REPLICA
 from sim.clock import Instant, Phase, Tick, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
@@ -360,6 +361,7 @@ class Changes:
     def wait(self, life: Lifetime) -> None:
         """Nobody takes the request now: it waits at the router, and asks for a replica."""
         self.at_router.append(life)
+        life.goes_to(QUEUE_NO_REPLICA, now_ns(self._live.env))
         self.ask(self._live.entry)
 
     def ask(self, pool: Pool) -> None:

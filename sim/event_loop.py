@@ -210,6 +210,8 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     for replica in live.replicas if live.live else ():
         replica.settle()
     for life in list(live.live.values()):
+        if life.account is not None:
+            life.account.close(end_ns)
         recorder.outcome(life, UNFINISHED, "", NEVER, life.delivered)
     table = columns(recorder.requests, REQUEST_COLUMNS)
     order = np.argsort(table["index"], kind="stable")
@@ -221,6 +223,8 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     index = requests["index"]
     position = np.zeros(int(index[-1]) + 1 if len(index) else 1, np.int64)
     position[index] = np.arange(len(index))
+    if recorder.attributions is not None:
+        requests |= recorder.attributions.columns(table["index"])
     requests["largest_itl_ns"] = largest_gaps(spans, logs, len(index), position)
     narrow = {
         name: column.astype(NARROW_COLUMNS.get(name, np.int64)) for name, column in requests.items()

@@ -54,6 +54,7 @@ class Ride:
         models: Step times of the stages, at the pace that the replica had when it entered them.
         iteration: Its number (of the first iteration, for a run).
         stage: Where it is, from 0.
+        worked_ns: Time of the stages that it has entered so far.
         entered_ns: When it moved there.
         ready_ns: When it may move on.
         ready: The wake-up then.
@@ -70,6 +71,7 @@ class Ride:
         "ready_ns",
         "riders",
         "stage",
+        "worked_ns",
     )
 
     def __init__(
@@ -79,7 +81,7 @@ class Ride:
         self.riders = riders
         self.models = models
         self.iteration = iteration
-        self.stage = 0
+        self.stage = self.worked_ns = 0
         self.entered_ns = self.ready_ns = flight.start_ns
         self.ready: Instant | None = None
         self.lengths: list[list[int]] = []
@@ -111,6 +113,7 @@ class PipelineReplica(Replica):
             raise ConfigError(f"a pipeline needs a step time for each stage, not one {name}")
         self._stages: list[Ride | None] = [None] * len(spec.step_time.stages)
         self._run_ahead: Ride | None = None
+        self._last_run: Ride | None = None
         self._spare_groups: list[DecodeGroup] = []
         self._launched = 0
         self._busy_until_ns = 0
@@ -219,6 +222,8 @@ class PipelineReplica(Replica):
             self.stage_busy_ns[ride.stage] += busy
             if self._logs_stages:
                 self._log(ride, 0, ride.stage, ride.entered_ns, now, busy)
+        if self._ledger is not None:
+            self._bill_lost(self._ledger, flight)
         self.in_flight.remove(flight)
         self.state.bring_back(ride.riders)
         for request in [r for r in self.state.running if r.group is not None]:
@@ -267,6 +272,8 @@ class PipelineReplica(Replica):
         flight.ends_ns = [flight.start_ns] * n  # the length counts; the times follow
         if self._keeps_decisions:
             flight.notes = DecisionNotes(flight, self.state, self._newly_lost())
+        flight.number = self._launched
+        flight.model = self.step_time if not self._pace else None
         group = self._empty_group() if flight.ticks else self.state.group
         leavers = self._leavers(flight)
         riders = self.state.send_away(leavers, decodes=flight.ticks, next_group=group)
@@ -289,6 +296,7 @@ class PipelineReplica(Replica):
         self._stages[stage] = ride
         length = ride.models[stage].step_ns(ride.flight.work, ride.iteration)
         ride.stage, ride.entered_ns, ride.ready_ns = stage, now, now + length
+        ride.worked_ns += length
         ride.ready = Instant(self.env, length, self._step_end)
         ride.ready.callbacks.append(self._stage_ends)
 
@@ -317,6 +325,9 @@ class PipelineReplica(Replica):
     def _end(self, ride: Ride) -> None:
         """The batch has left the last stage: only now do its effects exist."""
         self.state.bring_back(ride.riders)
+        flight = ride.flight
+        if not ride.lengths:  # a run is alone, and waits for no stage
+            flight.idle_ns = flight.ends_ns[-1] - flight.start_ns - ride.worked_ns
         self._landing = True
         self._complete()
         self._landing = False
@@ -377,7 +388,7 @@ class PipelineReplica(Replica):
                 ride.lengths.append(steps if isinstance(steps, list) else steps.tolist())
         ends = list(accumulate(map(sum, zip(*ride.lengths, strict=True)), initial=start))
         flight.ends_ns = ends[1:]
-        self._run_ahead = ride
+        self._run_ahead = self._last_run = ride
         self._wake = Instant(self.env, ends[-1] - start, self._step_end)
         self._wake.callbacks.append(self._run_ends)
 
@@ -418,6 +429,8 @@ class PipelineReplica(Replica):
         """Count the iterations of a run that are over; the next one is left, as a single one."""
         flight = ride.flight
         self._advance(flight, over)
+        if self._ledger is not None:
+            self._bill(self._ledger, flight, over)
         start = flight.start_ns
         if over:
             start = flight.ends_ns[over - 1]
@@ -425,7 +438,10 @@ class PipelineReplica(Replica):
             self._count(flight, over)
         flight.work = _work_after(flight, over)
         flight.start_ns, flight.ends_ns = start, [start]
-        flight.applied = flight.ahead_blocks = 0
+        flight.pieces = flight.work.chunks if flight.pieces else ()
+        flight.context_tokens += over * flight.decodes
+        flight.number += over
+        flight.applied = flight.ahead_blocks = flight.billed = 0
         if flight.notes is not None:
             flight.notes.drop(over)
         ride.lengths = []
@@ -436,14 +452,26 @@ class PipelineReplica(Replica):
         """Put a batch that was alone into the stage where it is at this moment."""
         ride.stage, ride.entered_ns = 0, ride.flight.start_ns
         ride.ready_ns = ride.entered_ns + lengths[0]
+        ride.worked_ns = lengths[0]
         while ride.ready_ns <= now:
             self._log_stage(ride, ride.ready_ns)
             ride.stage += 1
+            ride.worked_ns += lengths[ride.stage]
             ride.entered_ns = ride.ready_ns
             ride.ready_ns += lengths[ride.stage]
         self._stages[ride.stage] = ride
         ride.ready = Instant(self.env, ride.ready_ns - now, self._step_end)
         ride.ready.callbacks.append(self._stage_ends)
+
+    def _next_pass_ns(self, flight: Flight, instant_ns: int) -> int:
+        """A pass is made when somebody comes while the first stage is free, or when that is."""
+        ride = self._last_run
+        ends, now = flight.ends_ns, now_ns(self.env)
+        at = bisect_left(ends, instant_ns)
+        if ride is None or ride.flight is not flight or not ride.lengths or at >= len(ends):
+            return now
+        begin = ends[at - 1] if at else flight.start_ns
+        return max(instant_ns, begin + ride.lengths[0][at])
 
     def _void_run(self, ride: Ride) -> None:
         self.sync()
@@ -462,6 +490,8 @@ class PipelineReplica(Replica):
         self._advance(ride.flight, ride.flight.applied)
         if ride.ready is not None:
             ride.ready.call_off()
+        if self._ledger is not None:
+            self._bill_lost(self._ledger, ride.flight)
         self.in_flight.remove(ride.flight)
         self.state.bring_back(ride.riders)
         self._leave_early(ride.flight.given_up)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sim.attribution import QUEUE_NO_REPLICA, Account, Attributions
 from sim.batch import Cause
 from sim.request import NEVER, Arrival, Ints, Request
 from sim.step_time import StepTimeOrigin
@@ -105,6 +106,7 @@ class Lifetime:
     """
 
     __slots__ = (
+        "account",
         "ahead",
         "arrival",
         "before",
@@ -136,6 +138,7 @@ class Lifetime:
 
     def __init__(self, arrival: Arrival, order: int, predicted_tokens: int | None = None) -> None:
         self.arrival = arrival
+        self.account: Account | None = None  # of its time, where that is attributed
         self.ahead: Ahead | None = None  # its place in the decode pool while it is prefilled
         self.order = order
         self.predicted_tokens = predicted_tokens
@@ -161,8 +164,10 @@ class Lifetime:
         """The replica it was sent to last, -1 if it was sent to none."""
         return self.replica if self.decode_replica < 0 else self.decode_replica
 
-    def lose(self, computed_tokens: int) -> None:
+    def lose(self, computed_tokens: int, now_ns: int) -> None:
         """Its replica has failed: it is nowhere, and what was computed has to be again."""
+        if self.account is not None:
+            self.account.lose(computed_tokens, QUEUE_NO_REPLICA, now_ns)
         self.request = self.where = None
         self.decode_replica = -1
         self.before = self.delivered
@@ -175,6 +180,13 @@ class Lifetime:
         self.last_token_ns = now_ns
         if self.first_token_ns == NEVER:
             self.first_token_ns = now_ns
+            if self.account is not None:
+                self.account.first_token(now_ns)
+
+    def goes_to(self, phase: int, now_ns: int) -> None:
+        """Its time belongs to another phase from now on (`sim.attribution`)."""
+        if self.account is not None:
+            self.account.to(phase, now_ns)
 
 
 class Decision(NamedTuple):
@@ -213,6 +225,7 @@ class Record:
         series_points: Points of the fixed grid of queue, running and KV; 0 for none.
         series_span_ns: Time that the grid divides: the arrival window. A run of more than four
             spans doubles the step.
+        attribution: Where the time of each request went (`sim.attribution`).
         decisions: Every single decision, for comparison with other simulators (slow).
         on_steps: Called with the columns of the step log and the names of the replicas that there
             have been, whenever `STEP_CHUNK` rows are full, and with the rest at the end;
@@ -224,6 +237,7 @@ class Record:
     series_points: int = 0
     series_span_ns: int = 0
     decisions: bool = False
+    attribution: bool = False
     on_steps: Callable[[dict[str, Ints], Sequence[str]], None] | None = None
 
 
@@ -317,6 +331,7 @@ class Recorder:
         self.migrations = array("q")
         self.fetches = array("q")
         self.decisions: list[Decision] = []
+        self.attributions = Attributions() if record.attribution else None
         self.names: list[str] = []  # of the replicas, by place
         self.logs: list[array[int]] = []
 
@@ -383,6 +398,8 @@ class Recorder:
 
     def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
         """The request has ended, or the run has."""
+        if self.attributions is not None:
+            self.attributions.add(life)
         code = self.reasons.setdefault(reason, len(self.reasons))
         arrival = life.arrival
         self.requests.extend(
@@ -525,7 +542,8 @@ class SimulationResult:
 
     Attributes:
         requests: One row per arrived request in trace order; see `REQUEST_COLUMNS`, and
-            ``largest_itl_ns`` (-1 where fewer than two tokens came). int64 unless narrower.
+            ``largest_itl_ns`` (-1 where fewer than two tokens came). int64 unless narrower. Where
+            time is attributed, `sim.attribution.E2E_COLUMNS` and `TTFT_COLUMNS`.
         reasons: Text of each code in the column ``reason``.
         replicas: The replicas, in the order of the indices used everywhere.
         end_ns: The last instant at which anything happened.

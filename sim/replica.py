@@ -22,6 +22,7 @@ from simpy.events import Event
 from sim.batch import Cause, ScheduledBatch
 from sim.clock import Doorbell, Instant, now_ns
 from sim.flight import DecisionNotes, Flight
+from sim.ledger import Ledger
 from sim.policy import ReplicaState
 from sim.queue import ChangingOrder
 from sim.records import Decision
@@ -57,11 +58,15 @@ class Replica(ReplicaMoves):
         if self._watched:
             self._surroundings.more_room()
         if self._loads_alone and self._loads_first(state, now):
+            if self._ledger is not None:
+                self._ledger.waits_for_kv(now)
             return False
         batch = self._decide(state, now)
         runs = batch.all_decodes or bool(batch.tokens)
         if state.admitted:
             self._admitted(now)
+        if self._ledger is not None:
+            self._note_pass(self._ledger, batch, now)
         flight = self._board(batch, now) if runs else None
         if self.role == "decode" and not self._loads_alone:
             self._pull(state)
@@ -80,6 +85,11 @@ class Replica(ReplicaMoves):
             if self._has_sent:
                 Instant(self.env, 0, self._turn).callbacks.append(self._pass_again)
         return flight is not None
+
+    def _note_pass(self, ledger: Ledger, batch: ScheduledBatch, now: int) -> None:
+        """Those who wait know why, as of this pass."""
+        held = self.state.refused_onward or (self.role == "prefill" and self.held_for_transfer > 0)
+        ledger.passed(batch.cause or batch.deaf_cause, now, held=held)
 
     def _pull(self, state: ReplicaState) -> None:
         """Send for KV: while nobody waits, or as far as the line goes (`sim.local_prefill`)."""
@@ -119,6 +129,7 @@ class Replica(ReplicaMoves):
         policy = self.policy
         state.wake_at_ns = None
         while True:
+            state.refused_onward = False
             if state.preempted:
                 state.preempted = []
             if state.admitted:
@@ -179,15 +190,15 @@ class Replica(ReplicaMoves):
                     pieces.append((tokens, request.computed_then))
                     prefill_tokens += tokens
         decodes, context = (group.size, group.context_tokens) if ticks else (0, 0)
+        spread = group.context_spread if ticks and self._asks_spread else 0
         if batch.padding is None:
             work = StepWork(pieces, decodes, context)
-            if ticks and self._asks_spread:
-                work.context_spread = group.context_spread
+            work.context_spread = spread
         else:
-            work = batch.padding.work(
-                pieces, decodes, context, group.context_spread if ticks else 0
-            )
-        return Flight(batch, now, chunks, decodes, work, prefill_tokens, group)
+            work = batch.padding.work(pieces, decodes, context, spread)
+        return Flight(
+            batch, now, chunks, decodes, work, prefill_tokens, group, pieces, context, spread
+        )
 
     def _select_decodes(self, batch: ScheduledBatch) -> bool:
         """Let just the decodes that the batch lists take part in the next tick; False if none."""
@@ -213,8 +224,11 @@ class Replica(ReplicaMoves):
         """Ask the step-time model how long the flight takes and go to sleep."""
         model, start, link = self.step_time, flight.start_ns, self.host_link
         n = self._steady_iterations(flight) if self._fast_forward else 1
+        flight.model, flight.number = model, self.iterations
         if link is not None and link.end_pass():
-            ends = [start + link.lengthened(model.step_ns(flight.work, self.iterations))]
+            length = model.step_ns(flight.work, self.iterations)
+            ends = [start + link.lengthened(length)]
+            flight.copied_ns = ends[0] - start - length
         elif n == 1:
             ends = [start + model.step_ns(flight.work, self.iterations)]
         else:

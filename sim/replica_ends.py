@@ -5,10 +5,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import partial
 
+from sim.attribution import BATCH_END
 from sim.clock import now_ns
 from sim.decode_group import DecodeGroup
 from sim.flight import Flight
+from sim.ledger import Ledger
 from sim.records import PREFILLED
 from sim.replica_parts import FIRST_RUN
 from sim.replica_present import ReplicaPresent, by_seat
@@ -77,6 +80,8 @@ class ReplicaEnds(ReplicaPresent):
             self._apply_single(flight, now)
         else:
             self._advance(flight, n)
+        if self._ledger is not None:
+            self._bill(self._ledger, flight, n)
         done: list[Request] = []
         if flight.ticks and flight.group.finish[0][0] <= flight.group.clock:
             self._finish_decodes(flight.group, done)
@@ -94,6 +99,22 @@ class ReplicaEnds(ReplicaPresent):
             self._leave(done, now)
         if self._check:
             self.verify()
+
+    def _bill(self, ledger: Ledger, flight: Flight, n: int) -> None:
+        """The first `n` iterations of a flight are over: to whom their time belongs."""
+        if ledger.line.newcomers:
+            self._catch_up(ledger, flight)
+        ledger.bill(flight, n)
+
+    def _catch_up(self, ledger: Ledger, flight: Flight) -> None:
+        """Those who came during a run of iterations know why they wait, as of now."""
+        ledger.line.catch_up(partial(self._next_pass_ns, flight), now_ns(self.env))
+
+    def _next_pass_ns(self, flight: Flight, instant_ns: int) -> int:
+        """When the next pass would be made, if a run of iterations were stepped through."""
+        ends = flight.ends_ns
+        at = bisect_left(ends, instant_ns)
+        return ends[at] if at < len(ends) else now_ns(self.env)
 
     def _apply_single(self, flight: Flight, now: int) -> None:
         """Apply a flight of one iteration: as `_advance`, but there is nothing to take ahead."""
@@ -184,6 +205,8 @@ class ReplicaEnds(ReplicaPresent):
             del state.running[request]
             if not late:
                 self._part(request, now)
+            else:
+                self.lives[request].goes_to(BATCH_END, now)
         for request in self.policy.leaving(done, state):
             if late:
                 self._part(request, now)

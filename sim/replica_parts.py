@@ -17,13 +17,14 @@ from sim.flight import Flight
 from sim.host import HostMemory
 from sim.host_side import HostTier
 from sim.kvcache import CachingPool
+from sim.ledger import Ledger
 from sim.pace import Pace, PacedStepTime
 from sim.policy import ReplicaState
 from sim.queue import ChangingOrder
 from sim.records import PREEMPTED, Ahead, Lifetime, Recorder
 from sim.replica_spec import UP, ReplicaSpec, Surroundings, refuse_company
 from sim.request import NEVER, Request
-from sim.step_time import ReplicaStepTime, StepWork, asks_spread, bound
+from sim.step_time import ReplicaStepTime, StepWork, asks_spread, bound, varies
 
 if TYPE_CHECKING:
     from sim.replica import Replica
@@ -169,6 +170,16 @@ class ReplicaParts:
         self.guests: dict[Request, None] = {}
         self.held_for_transfer = self.outstanding = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
+        self._ledger: Ledger | None = None
+        if self._recorder.attributions is not None:
+            own = self._own_step_time
+            self._ledger = Ledger(
+                self.lives,
+                own,
+                self._recorder.attributions.alone(spec.step_time),
+                varying=varies(own, spec.step_time),
+                now_ns=now_ns(self.env),
+            )
         self.in_flight: list[Flight] = []
         self._longest_run = FIRST_RUN
         self._barren_steps = 0
@@ -210,6 +221,9 @@ class ReplicaParts:
         life.finish_seq = self._finish_seq
         clock = group.clock + life.goal - request.emitted_then
         heapq.heappush(group.finish, (clock, self._finish_seq, life))
+        if self._ledger is not None:
+            assert life.account is not None
+            self._ledger.joined(life.account, group, request.computed_then, now_ns(self.env))
 
     def _leave_group(self, request: Request) -> None:
         group, first = request.group, request.since
@@ -219,11 +233,24 @@ class ReplicaParts:
     def _note_ticks(self, request: Request, group: DecodeGroup, first: int, ticks: int) -> None:
         """Record the tokens that a request got as a member of a decode group."""
         life = self.lives[request]
+        if self._ledger is not None:
+            self._bill_leaver(self._ledger, life, group, ticks)
         life.finish_seq = -1
         self._known_tokens += request.known_tokens
         if ticks and not self._late:
             self._recorder.span(request.index, group.log, first, ticks)
             life.deliver(ticks, group.ends_ns[first + ticks - 1])
+
+    def _bill_leaver(self, ledger: Ledger, life: Lifetime, group: DecodeGroup, ticks: int) -> None:
+        """Settle the account of a request that has left a decode group, in a step or not."""
+        now, lost_ns = now_ns(self.env), 0
+        for flight in self.in_flight:
+            if flight.ticks and flight.group is group:
+                over = flight.applied
+                ledger.bill(flight, over)
+                lost_ns = now - (flight.ends_ns[over - 1] if over else flight.start_ns)
+        assert life.account is not None
+        ledger.left(life.account, group, ticks, now, lost_ns)
 
     def _preempted(
         self, request: Request, lost_tokens: int, first_tick: int, ticks: int | None
@@ -240,6 +267,10 @@ class ReplicaParts:
             life.swapped_blocks += self.state.swapped[request]
         if ticks is not None:
             self._note_ticks(request, self.state.group, first_tick, ticks)
+        if self._ledger is not None:
+            assert life.account is not None
+            swapped = request in self.state.swapped
+            self._ledger.preempted(life.account, lost_tokens, self.state.now_ns, swapped=swapped)
         if self._keeps_events:
             self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
 

@@ -10,6 +10,7 @@ from typing import Any
 from sim import host_side
 from sim.clock import now_ns
 from sim.flight import Flight
+from sim.ledger import Ledger
 from sim.policy import Prefix
 from sim.replica_accounts import ReplicaAccounts
 from sim.replica_spec import FAILED, GONE
@@ -62,9 +63,26 @@ class ReplicaPresent(ReplicaAccounts):
     def settle(self) -> None:
         """Bring every request up to date when the run is stopped before it ended."""
         self.sync()
+        if self._ledger is not None:
+            self._bill_unfinished(self._ledger)
         for request in list(self.state.running):
             if request.group is not None:
                 self._leave_group(request)
+
+    def _bill_unfinished(self, ledger: Ledger) -> None:
+        """Steps that are over belong to someone, those under way give nobody anything."""
+        now = now_ns(self.env)
+        for flight in self.in_flight:
+            ledger.bill(flight, flight.applied)
+            for request, _ in flight.chunks:
+                self._abandon(ledger, flight, request, now)
+
+    def _abandon(self, ledger: Ledger, flight: Flight, request: Request, now: int) -> None:
+        """The step under way of a flight gives one request nothing."""
+        over, life = flight.applied, self.lives.get(request)
+        if life is not None and life.account is not None:
+            began = flight.ends_ns[over - 1] if over else flight.start_ns
+            ledger.abandon(life.account, began, now)
 
     # --- the state as a whole
 
@@ -75,7 +93,7 @@ class ReplicaPresent(ReplicaAccounts):
         It does not for an order or a memory that keeps accounts of its own, nor for step times that
         depend on the number of the iteration.
         """
-        if self._changing is not None or varies(self._own_step_time):
+        if self._changing is not None or varies(self._own_step_time, self.spec.step_time):
             return False
         return self._cache is None or self._cache.standing() is not None
 

@@ -172,9 +172,38 @@ def asks_spread(model: StepTimeModel) -> bool:
     return bool(getattr(model, "asks_spread", False))
 
 
-def varies(model: StepTimeModel) -> bool:
-    """Whether times depend on the number of the iteration: it has a true attribute of this name."""
-    return bool(getattr(model, "varies", False))
+@runtime_checkable
+class Dissectable(StepTimeModel, Protocol):
+    """A model that can be asked about steps that never take place, and about its parts.
+
+    See `sim.attribution`.
+    """
+
+    def quiet(self) -> StepTimeModel:
+        """The same times, without noise, nothing refused and nothing counted."""
+        ...
+
+    def without_host(self) -> StepTimeModel | None:
+        """The same steps if the host took no time; None: it takes none."""
+        ...
+
+
+def quiet(model: StepTimeModel) -> StepTimeModel:
+    """A model for steps that never take place (see `Dissectable`); by default the model itself."""
+    return model.quiet() if isinstance(model, Dissectable) else model
+
+
+def without_host(model: StepTimeModel) -> StepTimeModel | None:
+    """A model's steps if the host took no time; None where it takes none, or nobody knows."""
+    return model.without_host() if isinstance(model, Dissectable) else None
+
+
+def varies(own: StepTimeModel, shared: StepTimeModel) -> bool:
+    """Whether the times of one replica may differ from those of its kind (noise).
+
+    A model of one replica may say so by an attribute ``noisy``.
+    """
+    return bool(getattr(own, "noisy", own is not shared))
 
 
 SHORT_RUN = 32

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from sim.changes import Change
-from sim.cluster import LiveCluster
+from sim.cluster import Cluster, LiveCluster
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import STATES, Record, SimulationResult
@@ -76,6 +76,17 @@ def _changes(spec: Spec) -> list[tuple[int, _IfPossible]]:
             turns = what in ("drain", "role") and event.get("to") is not None
             changes.append((at_ns, Change("role" if turns else what, *where, keeps_spec=turns)))
     return [(at_ns, _IfPossible(x)) for at_ns, x in sorted(changes, key=lambda x: x[0])]
+
+
+def as_changes(spec: Spec) -> tuple[Callable[[], Any], Cluster, list[Any]] | None:
+    """A source, a cluster and what happens to it, for `simulate`; None if we cannot run it."""
+    if not _comparable(spec):
+        return None
+    plain = {k: v for k, v in spec.items() if k not in ("events", "on_failure")}
+    plain["requests"] = _numbered(spec["requests"])
+    cluster, _ = adapter.build(plain)
+    on_failure = spec.get("on_failure", "reroute")
+    return lambda: adapter.feed(plain), replace(cluster, on_failure=on_failure), _changes(spec)
 
 
 def _ours(spec: Spec, *, fast_forward: bool) -> tuple[SimulationResult, list[str]]:

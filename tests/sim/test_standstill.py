@@ -148,7 +148,7 @@ def test_what_is_found_cached_shortens_the_round(fast_forward: bool) -> None:
 class Uneven(LinearStepTime):
     """Times that depend on the number of the iteration."""
 
-    varies = True
+    noisy = True
 
     def step_ns(self, work: StepWork, iteration: int) -> int:
         return super().step_ns(work, iteration) + iteration % 2
