@@ -230,11 +230,11 @@ def print_comparison(comparison: Comparison | None, values: Callable[[], dict[st
 
 
 def _print_repeated(variants: Sequence[Repeated]) -> None:
+    if not variants:
+        return
     from experiments.tables import show
     from experiments.uncertainty_table import differences_table, intervals_table
 
-    if not variants:
-        return
     show(intervals_table(variants), _console())
     if (differences := differences_table(variants)) is not None:
         show(differences, _console())
@@ -413,11 +413,11 @@ def formats_of(text: str, option: str) -> tuple[str, ...]:
     Raises:
         ConfigError: No such format, or ``none`` with others: before anything is simulated.
     """
-    from experiments.figures import FORMATS
-
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if words == ["none"]:
         return ()
+    from experiments.figures import FORMATS
+
     if "none" in words:
         raise ConfigError(f"{option} {text}: none stands alone")
     for word in words:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 from bisect import bisect_left
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -24,7 +24,7 @@ from simpy import Environment
 from simpy.events import Event
 
 from sim.batch import Cause
-from sim.clock import Doorbell, Instant, now_ns
+from sim.clock import Instant, now_ns
 from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError
 from sim.flight import DecisionNotes, Flight
@@ -241,14 +241,11 @@ class PipelineReplica(Replica):
 
     # --- the iteration loop
 
-    def _run(self) -> Generator[Event, Any, None]:
-        while True:
-            self._idle = True
-            self._bell = Doorbell(self.env)
-            yield self._bell
-            self._idle = False
-            if self._stages[0] is None and self._run_ahead is None and self._has_something():
-                self._pass()
+    def _takes_turn(self, event: Event) -> None:
+        self._idle = False
+        if self._stages[0] is None and self._run_ahead is None and self._has_something():
+            self._pass()
+        self._rest()
 
     def _pass(self) -> bool:
         self.state.held_back = []

@@ -150,7 +150,7 @@ class ReplicaState:
             self.changing.admitted(request)
         self.admitted.append(request)
         self._seat(request)
-        request.target_tokens = request.known_tokens
+        request.target_tokens = request.prompt_tokens + request.emitted_then
         request.computed_then = cached_tokens
         self.found[request] = cached_tokens
         self.prefilling[request] = None

@@ -34,7 +34,7 @@ class ReplicaTraffic(ReplicaEnds):
             self._known_tokens += request.emitted_then
             return
         self.outstanding += 1
-        self._known_tokens += request.known_tokens
+        self._known_tokens += request.prompt_tokens + request.emitted_then
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
