@@ -290,8 +290,9 @@ def plot(
     """
     from experiments import bundle, outcome
 
+    done = outcome.finished(folders)
     outcome.plot(
-        [bundle.read(folder, with_steps=False) for folder in outcome.finished(folders)],
+        [bundle.read(folder, with_steps=False) for folder in done],
         out or folders[0],
         style=style,
         width_mm=width_mm,
@@ -299,6 +300,7 @@ def plot(
         formats=outcome.formats_of(formats, "--formats"),
         request_class=request_class,
         about=" ".join(outcome.answers(folders)),
+        runs=outcome.read_runs(done),
     )
 
 
