@@ -13,6 +13,7 @@ from simpy.events import Event
 
 from sim.admission import Admission, Gate
 from sim.admission import check as check_admission
+from sim.attribution import FETCH, Account
 from sim.changes import Changes, OnFailure
 from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
@@ -198,7 +199,7 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
-        self.impatient = 0
+        self.impatient = self.arriving = 0
         self.recorder = recorder
         self._on_end = on_end
         self._on_failed = on_failed
@@ -398,6 +399,8 @@ class LiveCluster:
     def arrive(self, arrival: Arrival) -> None:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
+        if self.recorder.attributions is not None:
+            life.account = Account(now_ns(self.env))
         self.arrived += 1
         if self._snapshots or self.migrations is not None:
             self.stir()
@@ -468,6 +471,8 @@ class LiveCluster:
             between.look_ahead(life, ahead)
         if self.fetches is None or not self.fetches.awaited(life, request, replica):
             replica.enqueue(request)
+        else:
+            life.goes_to(FETCH, now_ns(self.env))
         return True
 
     def place_whole(self, life: Lifetime, request: Request, replica: Replica) -> None:
@@ -560,11 +565,14 @@ class LiveCluster:
             self._progress(now_ns, self.ended)
         if self.recorder.record.events:
             self.recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
+        if life.account is not None:
+            life.account.close(now_ns)
         self.recorder.outcome(life, state, reason, now_ns, life.delivered)
         tell = self._on_failed if state in (REJECTED, FAILED) else self._on_end
         if tell is None:
             return
         for arrival in tell(life.arrival.index, now_ns):
+            self.arriving += 1
             caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
 
@@ -728,6 +736,7 @@ class _Arriving:
     arrival: Arrival
 
     def __call__(self, _: Event) -> None:
+        self.cluster.arriving -= 1
         self.cluster.arrive(self.arrival)
 
 

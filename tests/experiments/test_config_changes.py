@@ -195,10 +195,28 @@ def test_changes_are_marked_in_the_figure_over_time() -> None:
         ("replica-0 restored", 5.0, 0),
     ]
     figure = drawing.make(SCREEN, "log")
-    marks = [trace for trace in figure.data if trace.line.dash == "dot" and trace.text]
-    assert len(marks) == 3  # one of each panel
-    assert f"3 s: replica-0 failed, {moved} requests lost" in marks[0].text[0]
+    (marks,) = (trace for trace in figure.data if trace.mode == "markers")
+    assert list(marks.marker.symbol) == ["x-thin", "triangle-up-open"]
+    assert f"3 s: replica-0 failed, {moved} requests lost" in marks.text[0]
     assert timeline_drawings([run()]) == []
+
+
+def test_the_figure_over_time_counts_who_waits_at_the_router_and_the_replicas_up() -> None:
+    down = {"at_s": 3, "what": "fail"}
+    got = run(replicas=1, events=[down, COMES_BACK])
+    (drawing,) = timeline_drawings([got])
+    points = [row[1:] for row in drawing.rows]
+    waits = {at: value for what, at, value in points if what == "Waiting" and 3 < at < 5}
+    up = {value for what, at, value in points if what == "Replicas up" and 3 < at < 5}
+    arrival_s = got.requests["arrival_ns"] / 1e9
+    assert waits
+    assert up == {0.0}
+    # Nobody is served then: whoever has arrived waits, and whoever was there when it failed.
+    lost = got.summary["changes"]["events"][0]["lost"]
+    for at, value in waits.items():
+        assert value == lost + ((arrival_s > 3) & (arrival_s <= at)).sum()
+    names = [axis.title.text for axis in drawing.make(SCREEN, "log").select_yaxes()]
+    assert names == ["Changes", "Waiting", "Running", "KV blocks in use", "Replicas up"]
 
 
 def test_without_events_nothing_is_said() -> None:
