@@ -14,6 +14,7 @@ import typer
 
 from experiments.capacity_cli import capacity
 from experiments.guard import FAILED, guarded
+from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
 from experiments.validate_cli import validate
 from experiments.validation.values import COLUMN_HELP
@@ -33,6 +34,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
+app.command()(papers)
 
 Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
 Settings = Annotated[
