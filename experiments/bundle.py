@@ -6,10 +6,15 @@
     requests.parquet   one row per arrived request: the trace's columns, state, times, tokens
     itl.parquet        distinct gaps between tokens and how often each occurred, per request class
     series.parquet     waiting, running, KV blocks in use, cached and lost, per replica, on a grid
+    pools.parquet      replicas up, starting, draining and failed of each pool on the same grid, and
+                       the requests that are neither in a replica's queue nor running
     transfers.parquet  KV moved from prefill to decode replicas
     migrations.parquet  requests that moved while they ran, or were to; only where they can
     changes.parquet    what happened to replicas: failures, drains, stragglers, slow NICs and so on
+    tokens.parquet     when the tokens of the worst requests came (`experiments.worst`)
     steps.parquet      one row per run of iterations; can be off, no table or figure needs it
+    decisions.jsonl    every single iteration with its requests, if wanted (`experiments.exchange`)
+    perfetto.json.gz   the run for trace viewers, if wanted
     summary.json       notes, metrics, verdict, replicas; written last: its presence says "finished"
 
 A run of several variants has one such folder for each, and `variants.json`, which lists them and
@@ -34,6 +39,7 @@ import yaml
 
 from experiments import strict_yaml
 from sim.errors import ConfigError, PhasewiseError
+from sim.metrics import ReplicaFacts
 from sim.records import (
     CAUSES,
     CHANGE_COLUMNS,
@@ -42,6 +48,7 @@ from sim.records import (
     STATES,
     STEP_CHUNK,
     STEP_COLUMNS,
+    Decision,
     ReplicaInfo,
 )
 from sim.request import NEVER
@@ -58,8 +65,12 @@ _OLDEST_VERSION = 1
 """Oldest version that is still read."""
 
 STEPS = "steps.parquet"
+DECISIONS = "decisions.jsonl"
+PERFETTO = "perfetto.json.gz"
 MIGRATIONS = "migrations.parquet"
+POOLS = "pools.parquet"
 CHANGED = "changes.parquet"
+TOKENS = "tokens.parquet"
 INDEX = "variants.json"
 """File that lists the bundles of a run, in their order."""
 
@@ -123,15 +134,20 @@ class Bundle(Head):
     Attributes:
         requests: One row per arrived request, in trace order, times -1 where they never came; the
             columns of `sim.records.REQUEST_COLUMNS`, ``largest_itl_ns``, those of the trace, and
-            where prefixes are fetched those of `experiments.prefix_fetch`.
+            where prefixes are fetched those of `experiments.prefix_fetch`. Where time is attributed
+            also those of `sim.attribution`.
         itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
         series: Columns of `sim.records.SERIES_COLUMNS`.
+        pools: Columns of `sim.records.POOL_COLUMNS`; empty in bundles of older versions.
         transfers: Columns of `sim.records.TRANSFER_COLUMNS`.
         migrations: Columns of `sim.records.MIGRATION_COLUMNS` and ``resumed_ns``, in a file where
             requests can move; empty elsewhere.
         changes: Columns of `sim.records.CHANGE_COLUMNS`; empty in bundles of older versions.
+        tokens: Columns of `experiments.worst.TOKEN_COLUMNS`, of the worst requests alone; empty in
+            bundles of older versions.
         steps: Columns of `sim.records.STEP_COLUMNS`; None if not recorded, or written while
             running.
+        decisions: Every iteration, to be written; not read back.
     """
 
     requests: Columns
@@ -141,6 +157,9 @@ class Bundle(Head):
     changes: Columns
     steps: Columns | None
     migrations: Columns = field(default_factory=dict)
+    tokens: Columns = field(default_factory=dict)
+    pools: Columns = field(default_factory=dict)
+    decisions: Sequence[Decision] | None = None
 
 
 # --- writing
@@ -232,6 +251,20 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
     _write_json(path, values)
 
 
+def write_page(path: Path, text: str) -> None:
+    """Write a page made of bundles; it appears complete or not at all.
+
+    Raises:
+        BundleError: The disk is full, or the folder cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with _telling(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _write_text(partial, text)
+    with _telling(path):
+        partial.replace(path)
+
+
 def read_values(path: Path) -> dict[str, Any]:
     """Read what `write_values` wrote.
 
@@ -269,10 +302,14 @@ _FILES = frozenset(
         "requests.parquet",
         "itl.parquet",
         "series.parquet",
+        POOLS,
         "transfers.parquet",
         MIGRATIONS,
         CHANGED,
+        TOKENS,
         STEPS,
+        DECISIONS,
+        PERFETTO,
         "summary.json",
     }
 )
@@ -301,16 +338,30 @@ def write_files(bundle: Bundle, folder: Path) -> None:
     _write_table(folder / "itl.parquet", _gaps_table(bundle.itl))
     names = [replica.name for replica in bundle.replicas]
     _write_table(folder / "series.parquet", _table(bundle.series, {"replica": names}))
+    if bundle.pools:
+        _write_table(folder / POOLS, _table(bundle.pools, {"pool": pools_of(bundle.replicas)}))
     places = {"source": names, "target": names}
     _write_table(folder / "transfers.parquet", _table(bundle.transfers, places))
     if bundle.migrations:
         texts = {**places, "outcome": OUTCOMES}
         _write_table(folder / MIGRATIONS, _table(bundle.migrations, texts))
     _write_table(folder / CHANGED, _table(bundle.changes, {"replica": names, "change": CHANGES}))
+    if bundle.tokens:
+        _write_table(folder / TOKENS, _table(bundle.tokens, {}))
     if bundle.steps is not None:
         with StepsFile(folder) as file:
             file.write(bundle.steps, names)
+    if bundle.decisions is not None:
+        from experiments.exchange import decisions
+
+        with _telling(folder / DECISIONS):
+            decisions.write(folder / DECISIONS, bundle.decisions, names)
     _write_json(folder / "summary.json", _summary(bundle))
+
+
+def pools_of(replicas: Sequence[ReplicaFacts]) -> list[str]:
+    """Names of the pools, in the order of their numbers: the one that requests enter is first."""
+    return list(dict.fromkeys(replica.pool for replica in replicas))
 
 
 class StepsFile:
@@ -488,7 +539,7 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
     }
     steps = folder / STEPS
     places = {"source": names, "target": names}
-    moves = folder / MIGRATIONS
+    moves, pools = folder / MIGRATIONS, folder / POOLS
     has_steps = with_steps and steps.is_file()
     return Bundle(
         **vars(head),
@@ -496,16 +547,72 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
         itl=_read_gaps(folder / "itl.parquet"),
         series=_read_table(folder / "series.parquet", {"replica": names}),
         transfers=_read_table(folder / "transfers.parquet", places),
+        pools=_read_table(pools, {"pool": pools_of(head.replicas)}) if pools.is_file() else {},
         migrations=(_read_table(moves, {**places, "outcome": OUTCOMES}) if moves.is_file() else {}),
         changes=_read_changes(folder / CHANGED, names),
+        tokens=_read_table(tokens, {}) if (tokens := folder / TOKENS).is_file() else {},
         steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if has_steps else None,
     )
+
+
+def read_step_groups(folder: Path) -> Iterator[dict[str, list[Any]]]:
+    """``steps.parquet`` a row group at a time: columns of plain values, codes as their texts.
+
+    Raises:
+        BundleError: It cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / STEPS
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                yield {name: table.column(name).to_pylist() for name in table.column_names}
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _read_changes(path: Path, names: Sequence[str]) -> Columns:
     if not path.is_file():
         return {name: np.zeros(0, np.int64) for name in CHANGE_COLUMNS}
     return _read_table(path, {"replica": names, "change": CHANGES})
+
+
+def read_steps(folder: Path, names: Sequence[str]) -> Iterator[Columns]:
+    """The rows of ``steps.parquet``, a row group at a time.
+
+    Args:
+        folder: Of the bundle.
+        names: Of its replicas, in the order of their indices.
+
+    Raises:
+        BundleError: It is damaged, or of a version that is not read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / STEPS
+    texts = {"replica": names, "cause": CAUSES}
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                yield _columns_of(file.read_row_group(group), texts, path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def count_steps(folder: Path) -> int:
+    """Rows of ``steps.parquet``, from its last bytes.
+
+    Raises:
+        BundleError: It is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    _check_footer(folder / STEPS)
+    return int(pq.read_metadata(folder / STEPS).num_rows)
 
 
 def check_readable(folder: Path) -> None:
@@ -653,7 +760,10 @@ def _check_version(version: object, path: Path) -> None:
 
 
 def _read_table(path: Path, texts: Mapping[str, Sequence[str]]) -> Columns:
-    table = _checked_table(path)
+    return _columns_of(_checked_table(path), texts, path)
+
+
+def _columns_of(table: pa.Table, texts: Mapping[str, Sequence[str]], path: Path) -> Columns:
     columns: Columns = {}
     for name in table.column_names:
         column = _column(table, name)

@@ -18,7 +18,8 @@ Where = Callable[..., str]
 
 _AFTER = MappingProxyType(
     {
-        "up": {"fail": "failed", "drain": "draining", "add": "up", "slow": "up"},
+        "up": dict.fromkeys(("drain", "role"), "draining")
+        | {"fail": "failed", "add": "up", "slow": "up"},
         "draining": {"fail": "gone", "add": "draining", "slow": "draining"},
         "failed": {"restore": "up", "add": "failed"},
         "gone": {"add": "gone"},
@@ -28,6 +29,13 @@ _AFTER = MappingProxyType(
 _ALWAYS = ("normal", "degrade", "mend")
 """Changes that are possible in any condition."""
 _FOR_A_WHILE = ("slow", "degrade")
+_UNSURE = ("fail", "restore", "drain", "role", "slow")
+"""Changes that are possible in some conditions only."""
+_MACHINE = (
+    *("device", "tensor_parallel", "pipeline_parallel", "stage_layers", "expert_parallel"),
+    *("data_parallel_attention", "precision"),
+)
+"""Keys of a pool that say what its replicas are made of: weights loaded, and where."""
 
 
 def check(experiment: Experiment, where: Where) -> None:
@@ -42,6 +50,7 @@ def check(experiment: Experiment, where: Where) -> None:
     present = {"colocated": pools.colocated, "prefill": pools.prefill, "decode": pools.decode}
     replicas = {role: ["up"] * pool.replicas for role, pool in present.items() if pool is not None}
     _check_nodes(experiment, {role: len(each) for role, each in replicas.items()}, where)
+    _check_roles(experiment, where)
     for at, each in sorted(enumerate(experiment.events), key=lambda entry: entry[1].at_s):
         _check_keys(experiment, at, each, where)
         if each.node is None:
@@ -63,6 +72,54 @@ def _check_staging(experiment: Experiment, where: Where) -> None:
             )
 
 
+def _check_roles(experiment: Experiment, where: Where) -> None:
+    """Who changes role keeps its machine, and its index there is not known beforehand."""
+    places = [at for at, each in enumerate(experiment.events) if each.what == "role"]
+    if not places:
+        return
+    check_machines(experiment, where("events", places[0], "what"), "role", where)
+    if experiment.node_replicas is not None:
+        raise ConfigError(
+            f"{where('node_replicas')}: names replicas, and who changes role gets another name; "
+            "give a topology, or leave out the changes of role"
+        )
+    joined = {"prefill": "decode", "decode": "prefill"}
+    gets = {joined[experiment.events[at].pool or "prefill"] for at in places}
+    for at, each in enumerate(experiment.events):
+        pool = None if each.pool is None else getattr(experiment.pools, each.pool)
+        if each.pool in gets and pool is not None and each.replica >= pool.replicas:
+            raise ConfigError(
+                f"{where('events', at, 'replica')}: {each.replica}: replicas come to this pool by "
+                "a change of role when they have drained, so that nobody knows which one this is; "
+                f"choose from 0 to {pool.replicas - 1}"
+            )
+
+
+def check_machines(experiment: Experiment, place: str, said: str, where: Where) -> None:
+    """Refuse changes of role without two pools of machines that are alike.
+
+    Args:
+        experiment: As validated.
+        place: Of what asks for changes of role.
+        said: What that is, for the message.
+        where: Places for messages.
+
+    Raises:
+        ConfigError: With the key that differs.
+    """
+    prefill, decode = experiment.pools.prefill, experiment.pools.decode
+    if prefill is None or decode is None:
+        raise ConfigError(f"{place}: {said}: there is one pool, whose replicas do both")
+    for key in _MACHINE:
+        one, other = getattr(prefill, key), getattr(decode, key)
+        if one != other:
+            raise ConfigError(
+                f"{where('pools', 'decode', key)}: {other}: a replica that changes role keeps its "
+                f"GPUs and weights, and pools.prefill.{key} is {one}; let them be alike, or leave "
+                f"out {said}"
+            )
+
+
 def _check_change(at: int, each: Change, replicas: dict[str, list[str]], where: Where) -> None:
     role = each.pool or "colocated"
     if role not in replicas:
@@ -79,9 +136,10 @@ def _check_change(at: int, each: Change, replicas: dict[str, list[str]], where: 
         return
     before = conditions[each.replica]
     if each.what not in _AFTER[before]:
+        possible = sorted(set(_AFTER[before]) - ({"role"} if len(replicas) == 1 else set()))
         raise ConfigError(
             f"{where('events', at, 'what')}: {each.what}: replica {each.replica} is {before} "
-            f"at {each.at_s:g} s; choose one of {', '.join(sorted(_AFTER[before]))}"
+            f"at {each.at_s:g} s; choose one of {', '.join(possible)}"
         )
     conditions[each.replica] = _AFTER[before][each.what]
     if each.what == "add":
@@ -130,7 +188,7 @@ def _check_keys(experiment: Experiment, at: int, each: Change, where: Where) -> 
         _check_links(experiment, where("events", at, "what"), each.what)
     if each.node is not None:
         _check_node(experiment, at, each, where)
-    if experiment.failures is not None and each.what in ("fail", "restore", "drain", "slow"):
+    if experiment.failures is not None and each.what in _UNSURE:
         raise ConfigError(
             f"{where('events', at, 'what')}: {each.what}: failures are drawn, so that nobody knows "
             "whether it can happen; leave out failures, or this"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 PX_PER_MM = 96 / 25.4
@@ -115,6 +115,8 @@ _SPARE_LOOKS = (
     ("#661100", "dot"),
     ("#6699cc", "longdashdot"),
 )
+_HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9", "#882255")
+"""For curves over time, neighbours far apart in hue and lightness (Okabe and Ito, and Tol)."""
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down", "cross")
 _PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
 _SHADES = (0.0, 0.4, -0.5, 0.7, -0.3, 0.2, -0.62, 0.82)
@@ -142,6 +144,21 @@ def looks(policies: Sequence[str]) -> list[Look]:
         symbol, pattern = _SYMBOLS[turn % len(_SYMBOLS)], _PATTERNS[turn % len(_PATTERNS)]
         result.append(Look(color, dash, symbol, pattern))
     return result
+
+
+def looks_over_time(policies: Sequence[str]) -> list[Look]:
+    """One look per variant for curves over time, which cross and jitter too much for dashes.
+
+    Solid lines in the colours of the policies if these differ, else in as many hues as there are;
+    beyond that they come again with dashes.
+    """
+    if len(set(policies)) == len(policies):
+        return [replace(look, dash="solid") for look in looks(policies)]
+    dashes = list(DASHES)
+    return [
+        Look(_HUES[k % len(_HUES)], dashes[k // len(_HUES) % len(dashes)], "circle")
+        for k in range(len(policies))
+    ]
 
 
 def _spare(policies: Sequence[str]) -> dict[str, tuple[str, str]]:

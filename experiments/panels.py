@@ -28,6 +28,7 @@ def grid(
     *,
     panel_px: float | None = None,
     names_px: float = 0,
+    heights: Sequence[float] | None = None,
 ) -> tuple[go.Figure, float]:
     """Empty axes in rows of `columns`, each with a title above it.
 
@@ -37,6 +38,7 @@ def grid(
         columns: Panels beside each other.
         panel_px: Height of the axes of one panel.
         names_px: Room below each row for names on its axis.
+        heights: Of each row, in panels; None: all of 1.
 
     Returns:
         The figure, and the height of all axes with the gaps between them, px, for `lay_out`.
@@ -46,13 +48,15 @@ def grid(
     rows = math.ceil(len(titles) / columns)
     panel = panel_px or (0.52 if columns == 1 else 0.3) * style.width_px
     gap = (2.2 + (1.9 if any(titles) else 0)) * style.font_px + names_px
-    height = rows * panel + (rows - 1) * gap
+    shares = [1.0] * rows if heights is None else list(heights)
+    height = sum(shares) * panel + (rows - 1) * gap
     axes_px = style.width_px - left_px(style) - right_px(style)
     fig = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[plain(title) for title in titles],
         vertical_spacing=gap / height if rows > 1 else 0,
+        row_heights=shares,
         horizontal_spacing=3.4 * style.font_px / axes_px if columns > 1 else 0,
     )
     fig.update_annotations(font={"size": style.font_px}, yshift=style.font_px / 4)

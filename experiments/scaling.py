@@ -67,7 +67,8 @@ def check(experiment: Experiment, where: Where) -> None:
     present = {"colocated": pools.colocated, "prefill": pools.prefill, "decode": pools.decode}
     scaled = [role for role, pool in present.items() if pool is not None and pool.autoscale]
     for at, change in enumerate(experiment.events):
-        if (change.pool or "colocated") in scaled and change.what in ("add", "drain", "role"):
+        concerned = scaled if change.what == "role" else [change.pool or "colocated"]
+        if set(concerned) & set(scaled) and change.what in ("add", "drain", "role"):
             raise ConfigError(
                 f"{where('events', at, 'what')}: {change.what}: the pool has autoscale, which "
                 "would undo it; try the autoscaler schedule, or leave autoscale out"

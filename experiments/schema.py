@@ -613,9 +613,10 @@ class Change(Strict):
 
     at_s: NotNegative
     """When, seconds from the start."""
-    what: Literal["fail", "restore", "drain", "add", "slow", "normal", "degrade", "mend"]
+    what: Literal["fail", "restore", "drain", "add", "role", "slow", "normal", "degrade", "mend"]
     """``fail``: its step in flight and all KV are lost; ``restore``: one that failed is up again,
-    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more.
+    empty; ``drain``: it takes no more requests, and is gone when it has none; ``add``: one more;
+    ``role``: it drains, and is then the next replica of the other of two pools, on its GPUs.
     ``slow``: iterations that start from then on take `factor` times as long; ``degrade``: its NIC
     carries `factor` times its bandwidth; ``normal`` and ``mend`` end these."""
     factor: Annotated[float, Field(ge=0, le=1e6)] | None = None
@@ -730,8 +731,14 @@ class Recording(Strict):
 
     steps: bool = True
     """Write steps.parquet, one row per run of iterations. No figure or table needs it."""
+    decisions: bool = False
+    """Write decisions.jsonl: every iteration with its requests, for `phasewise diff` and other
+    tools. It takes time and memory for each token."""
     series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
-    """Points of series.parquet (queue, running, KV use), evenly over the arrivals; 0: none."""
+    """Points of series.parquet (queue, running, KV use) and pools.parquet (replicas, and who waits
+    for one), evenly over the arrivals; 0: none."""
+    attribution: bool = True
+    """Write to requests.parquet where the time of each request went, by phase."""
 
 
 class Common(Strict):
@@ -821,5 +828,7 @@ class Experiment(Common):
 
 POOL_KEYS = tuple(Pool.model_fields)
 """Keys of a pool, accepted at top level for all pools."""
-FILE_KEYS = (*Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid", "answer")
+FILE_KEYS = (
+    *Experiment.model_fields, *Pool.model_fields, "engine", "compare", "grid", "answer", "sweep"
+)  # fmt: skip
 """Keys of a config file."""

@@ -21,6 +21,7 @@ from experiments.statistics.pairs import Difference, paired_difference
 from experiments.statistics.warm_up import WarmUp, mser
 from sim.errors import ConfigError
 from sim.metrics import NS_PER_S, e2e_s
+from sim.records import FINISHED
 from sim.slo import Windows
 
 COMPARED = (
@@ -50,19 +51,29 @@ class Repeated:
         label: Of the variant.
         runs: In the order of their replications.
         drawn: There are several runs, and they differ; else only the first one counts.
-        given: Runs that there were, before those equal to the first were left out.
+        seeds: Of all runs that there were, before those equal to the first were left out.
     """
 
     label: str
     runs: tuple[Bundle, ...]
     drawn: bool
-    given: int
+    seeds: tuple[int, ...]
+
+    @property
+    def given(self) -> int:
+        """Runs that there were."""
+        return len(self.seeds)
 
     @staticmethod
     def of(label: str, runs: Sequence[Bundle]) -> Repeated:
         """Several runs of a variant, or the one that they all are."""
-        drawn = len(runs) > 1 and _differ(runs[0], runs[1])
-        return Repeated(label, tuple(runs if drawn else runs[:1]), drawn, len(runs))
+        drawn = any(differ(runs[0], each) for each in runs[1:])
+        seeds = tuple(run.config["seed"] for run in runs)
+        return Repeated(label, tuple(runs if drawn else runs[:1]), drawn, seeds)
+
+    def of_seeds(self) -> tuple[Bundle, ...]:
+        """A run for each of `seeds`: where nothing is drawn, the one run is that of all of them."""
+        return self.runs if self.drawn else self.runs * len(self.seeds)
 
     def samples(self, quantity: Quantity) -> list[Sample]:
         """What the runs say of a quantity; of one run, what its batches say if they can.
@@ -104,7 +115,8 @@ def _times_batches(refusal: Refusal) -> int | None:
     return None if refusal.needs_requests is None else refusal.needs_requests * BATCHES
 
 
-def _differ(one: Bundle, other: Bundle) -> bool:
+def differ(one: Bundle, other: Bundle) -> bool:
+    """Whether two runs are not the same run: requests came or ended at other times."""
     first, second = one.requests, other.requests
     same_length = len(first["arrival_ns"]) == len(second["arrival_ns"])
     return not same_length or any(
@@ -125,41 +137,60 @@ def _finished_e2e(run: Bundle) -> tuple[Any, Any]:
 def difference(one: Repeated, other: Repeated, quantity: Quantity) -> Difference | Refusal:
     """Another variant against one: over runs with the same seeds, or over the same requests.
 
-    Where there is one run of each, and both served the same requests at the same times, the mean
-    has an interval of the differences request by request, in `BATCHES` parts of the run, and a
-    percentile one of its differences part by part.
+    Runs are paired by their seeds where either variant draws anything; where the other one draws
+    nothing, its one run is that of every seed. Where neither does, or there is one run of each, and
+    both served the same requests at the same times, the mean has an interval of the differences
+    request by request, in `BATCHES` parts of the run, and a percentile one of its differences part
+    by part.
     """
-    seeds = [[run.config["seed"] for run in each.runs] for each in (one, other)]
-    if one.drawn and other.drawn and seeds[0] == seeds[1]:
-        first, second = (
-            quantity.of_runs([quantity.sample(run, lost_are_late=False) for run in each.runs])
-            for each in (one, other)
-        )
-        return paired_difference(first, second)
-    if len(one.runs) != 1 or len(other.runs) != 1 or not _same_requests(one.runs[0], other.runs[0]):
-        return Refusal(math.nan, "they served other requests, or at other times")
+    if one.drawn or other.drawn:
+        return _over_seeds(one, other, quantity)
+    if (why := _other_requests(one.runs[0], other.runs[0])) is not None:
+        return Refusal(math.nan, why)
     for each in (one, other):
         if quantity.percentile is not None and isinstance(own := each.interval(quantity), Refusal):
             return own
     return _over_requests(one.runs[0], other.runs[0], quantity)
 
 
-def _same_requests(one: Bundle, other: Bundle) -> bool:
+def _over_seeds(one: Repeated, other: Repeated, quantity: Quantity) -> Difference | Refusal:
+    if one.seeds != other.seeds:
+        counts = f"{one.given} and {other.given} runs"
+        why = f"there are {counts}" if one.given != other.given else "their runs have other seeds"
+        return Refusal(math.nan, f"{why}; give both the same seed and replications")
+    first, second = (
+        quantity.of_runs([quantity.sample(run, lost_are_late=False) for run in each.of_seeds()])
+        for each in (one, other)
+    )
+    return paired_difference(first, second)
+
+
+def _other_requests(one: Bundle, other: Bundle) -> str | None:
+    """Why two runs cannot be compared request by request; None if they can.
+
+    What counts is which requests came, how long they were and when: not where they ran, nor what
+    failed there.
+    """
     first, second = one.requests, other.requests
     if len(first["index"]) != len(second["index"]):
-        return False
-    return all((first[x] == second[x]).all() for x in ("index", "arrival_ns", "prompt_tokens"))
+        counts = f"{len(first['index']):,} and {len(second['index']):,}"
+        return f"they served other requests ({counts} of them)"
+    if any((first[x] != second[x]).any() for x in ("index", "prompt_tokens", "output_tokens")):
+        return "they served other requests"
+    if (first["arrival_ns"] != second["arrival_ns"]).any():
+        return "they served the same requests at other times"
+    return None
 
 
 def _over_requests(one: Bundle, other: Bundle, quantity: Quantity) -> Difference | Refusal:
     values = [quantity.per_request(run, lost_are_late=False) for run in (one, other)]
     first, second = values
     if first is None or second is None or len(first) != len(second):
-        return Refusal(math.nan, "is no number of single requests, or of others")
+        return Refusal(math.nan, "is a number of a whole run; give both some replications")
     both = ~(np.isnan(first) | np.isnan(second))
     pairs = [batches(each[both], BATCHES) for each in (first, second)]
     if not pairs[0]:
-        return Refusal(math.nan, "too few requests")
+        return Refusal(math.nan, _too_few(int(both.sum())))
     if quantity.percentile is not None:
         return paired_difference(
             [quantity.of_values(part) for part in pairs[0]],
@@ -169,6 +200,12 @@ def _over_requests(one: Bundle, other: Bundle, quantity: Quantity) -> Difference
     if isinstance(found, Refusal):
         return Refusal(found.estimate, found.reason, None, _times_batches(found))
     return Difference(float(first[both].mean()), float(second[both].mean()), found)
+
+
+def _too_few(served: int) -> str:
+    if not served:
+        return "no request was served in both"
+    return f"only {served:,} requests were served in both, too few for {BATCHES} parts"
 
 
 def compared(variants: Sequence[Repeated]) -> list[Quantity]:
@@ -202,6 +239,9 @@ def warnings(variants: Sequence[Repeated]) -> list[str]:
     """What a reader has to know of the runs: nothing drawn, a start that shows, runs too short."""
     notes = []
     for each in variants:
+        if not any((run.requests["state"] == FINISHED).any() for run in each.runs):
+            notes.append(f"{each.label}: no request was served, so that no latency is known.")
+            continue
         if not each.drawn:
             why = (
                 "one run" if each.given == 1 else "other seeds give the same run: nothing is drawn"

@@ -47,7 +47,11 @@ def differences_table(variants: Sequence[Repeated]) -> Comparison | None:
             rows.append((heading(quantity), *(cell or None for cell in cells)))
     if not rows:
         return None
-    of = "runs with the same seeds" if first.drawn else "the same requests in one run of each"
+    of = "runs with the same seeds"
+    if not any(each.drawn for each in variants):
+        of = "the same requests in one run of each"
+    elif not all(first.drawn or each.drawn for each in others):
+        of = "runs with the same seeds, or of the same requests where nothing is drawn"
     note = f"Differences of {of}, with 95 % confidence; percentiles are those of each run or part."
     return Comparison(tuple(columns), tuple(rows), (note,))
 

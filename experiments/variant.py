@@ -34,6 +34,7 @@ from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload
+from experiments.worst import token_times
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.cluster import Cluster
 from sim.event_loop import simulate
@@ -279,6 +280,8 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
+        attribution=experiment.record.attribution,
+        decisions=experiment.record.decisions,
         on_steps=None if file is None else file.write,
     )
 
@@ -308,7 +311,7 @@ def _bundle(
         replicas=result.replicas,
         reasons=result.reasons,
         run_end_ns=result.end_ns,
-        slo=_slo(experiment),
+        slo=slo_of(experiment),
         windows=windows,
         work=cluster.work(
             experiment, folder, result.replicas, run_span_ns(requests, result.end_ns)
@@ -329,10 +332,13 @@ def _bundle(
         replicas=result.replicas,
         itl=gaps,
         series=dict(result.series),
+        pools=dict(result.pools),
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
+        tokens=token_times(result, requests, mask),
         steps=None if result.steps is None else dict(result.steps),
+        decisions=result.decisions if experiment.record.decisions else None,
         end_ns=result.end_ns,
         summary=summary,
     )
@@ -370,7 +376,8 @@ def _with_trace(requests: dict[str, Any], trace: Trace) -> Columns:
     return {"index": index, **joined, **requests}
 
 
-def _slo(experiment: Experiment) -> SLO:
+def slo_of(experiment: Experiment) -> SLO:
+    """The targets of an experiment."""
     targets = experiment.slo.model_dump(exclude={"classes"})
     classes = {name: SLO(**each.model_dump()) for name, each in experiment.slo.classes.items()}
     return SLO(**targets, classes=classes)

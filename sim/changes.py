@@ -1,4 +1,4 @@
-"""A cluster that changes: replicas fail, come back, are drained and added (rules 54 and 78 to 84).
+"""A cluster that changes: replicas fail, come back, drain, join or change role (54, 78 to 84).
 
 Changes happen in phase (2c) of their instants, in the order in which they are given.
 
@@ -14,17 +14,20 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
   or once it is ``up``.
+- ``role``: it drains, and when it is gone it joins the other of two pools, as a new replica with
+  the next index there (rule 82), in the same (2c), after the changes and drains of that instant, so
+  that it takes part from (2d); of several the prefill replicas come first, in order of index. It
+  has the GPUs that it had, also on a topology, and nothing to load; it is made as the first replica
+  of its new pool (policy, order, limits), is empty, and is not slow any more. One that fails while
+  it drains is gone, and joins nothing.
 
 A fail or restore of a replica that is gone by then, the last of its drain being over, changes
 nothing and is not recorded. A lost iteration has no number: the next one of the replica has it.
 
 A request that nobody takes who could run it waits at the router, in order of coming, and blocks no
 other (rule 78); arriving so, it is not judged by admission control. Who is left when nothing more
-can happen is ``unfinished``. Where replicas then only recompute, blocks being held for a decode
-replica that is gone, the run is ended by the watch for steps without tokens, after more of them
-than tokens are there, not at the first return of a state (rule 84): the same requests are left with
-the same tokens, and only the instant of the end, and the numbers of preemptions, steps and
-recomputed tokens of who is left, tell the difference.
+can happen is ``unfinished``. So is whoever is left when a state returns, as replicas then only
+recompute (rule 84): `sim.standstill`.
 
 Of the routers none is told of changes: an index of what was sent where (``prefix-aware``) does not
 know that a replica has lost its cache, as in the engines.
@@ -38,12 +41,14 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from sim.attribution import QUEUE_NO_REPLICA
 from sim.clock import Instant, Phase, Tick, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
 from sim.replica import Replica
 from sim.replica_spec import DRAINING, GONE, STARTING, UP, ReplicaSpec
 from sim.replica_spec import FAILED as DOWN
+from sim.standstill import Standstill
 
 if TYPE_CHECKING:
     from simpy.events import Event
@@ -56,6 +61,8 @@ OnFailure = Literal["reroute", "fail"]
 """What becomes of the requests of a replica that fails."""
 
 REPLICA_FAILED = "replica_failed"
+_DECODE_RANK = 1 << 24
+"""More than a pool has replicas: those of the decode pool change role later within (2c)."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +70,16 @@ class Change:
     """One change, to be given to `simulate` with its instant.
 
     Attributes:
-        what: ``fail``, ``restore``, ``drain`` or ``add``.
+        what: ``fail``, ``restore``, ``drain``, ``add`` or ``role``.
         index: Position of the replica in its pool; for ``add``, of one that the new one is like.
         decode: Of the decode pool, not of the pool that requests enter.
+        keeps_spec: For ``role``: it keeps its policy, memory and step time as well.
     """
 
-    what: Literal["fail", "restore", "drain", "add"]
+    what: Literal["fail", "restore", "drain", "add", "role"]
     index: int = 0
     decode: bool = False
+    keeps_spec: bool = False
 
     def __call__(self, live: LiveCluster) -> None:
         """Make the change, in phase (2c).
@@ -79,7 +88,10 @@ class Change:
             ConfigError: There is no such replica, or it is not in a condition to change so.
         """
         pool, replica = located(live, self.what, self.index, self.decode)
-        getattr(live.changes, self.what)(pool, replica)
+        if self.what == "role":
+            live.changes.role(pool, replica, keeps_spec=self.keeps_spec)
+        else:
+            getattr(live.changes, self.what)(pool, replica)
 
 
 def located(live: LiveCluster, what: str, index: int, decode: bool) -> tuple[Pool, Replica]:
@@ -110,6 +122,7 @@ class Changes:
         on_join: Called with each replica that joins.
         slow: What slows each straggler (`sim.slow_down`).
         degraded: What slows the NIC of each replica that has such.
+        standstill: Whether the run goes on without getting anywhere.
     """
 
     def __init__(self, live: LiveCluster) -> None:
@@ -121,8 +134,10 @@ class Changes:
         self.on_join: list[Callable[[Replica], None]] = []
         self.slow: dict[Replica, Slow] = {}
         self.degraded: dict[Replica, Degrade] = {}
+        self.standstill = Standstill(live)
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
+        self._becomes: dict[Replica, tuple[Pool, ReplicaSpec]] = {}  # who changes role, into what
         self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
 
     def expect(self, changes: int) -> None:
@@ -138,11 +153,16 @@ class Changes:
     @property
     def closed(self) -> bool:
         """Whether nothing more comes from outside, so that who is left stays so (78, 84)."""
-        return self.expected and self.all_arrived and not self.to_come
+        live = self._live
+        if not self.expected or not self.all_arrived or self.to_come:
+            return False
+        return not (live.impatient or live.arriving)
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
-        return self.to_come > 0 or (self._stranded and not self.all_arrived)
+        if self.to_come > 0 or (self._stranded and not self.all_arrived):
+            return True
+        return self.standstill.is_looked_for
 
     @property
     def _stranded(self) -> bool:
@@ -167,6 +187,7 @@ class Changes:
         drained, replica.condition = replica.condition == DRAINING, DOWN
         self.note("failed", replica, lost=len(lost))
         if drained:
+            self._becomes.pop(replica, None)
             self._is_gone(replica)
         for life in lost:
             self._live.note_event(life, LOST, replica)
@@ -211,6 +232,42 @@ class Changes:
         self.note("draining", replica)
         if replica.empty:
             self._is_gone(replica)
+
+    def role(self, pool: Pool, replica: Replica, *, keeps_spec: bool = False) -> None:
+        """It drains, and joins the other pool, as a new replica, when it is gone (rule 82).
+
+        Raises:
+            ConfigError: It is not up, there is one pool, or one there has other GPUs.
+        """
+        live = self._live
+        other = live.entry if pool is live.decode else live.decode
+        if other is None:
+            raise ConfigError(
+                f"role of replica {replica.index} of pool {pool.spec.name}: there is one pool, "
+                "whose replicas do both"
+            )
+        if replica.condition != UP:
+            raise refused("role", pool, replica)
+        spec = replica.spec if keeps_spec else other.replicas[0].spec
+        if spec.gpus != replica.spec.gpus:
+            raise ConfigError(
+                f"role of replica {replica.index} of pool {pool.spec.name}: it has "
+                f"{replica.spec.gpus} GPUs, and those of the other pool {spec.gpus}"
+            )
+        self._becomes[replica] = other, spec
+        self.drain(pool, replica)
+
+    def _join_other(self, replica: Replica) -> None:
+        """It is gone from its pool, and stands in the other in this very phase (2c)."""
+        pool, spec = self._becomes.pop(replica)
+
+        def join(_: Event) -> None:
+            joined = self._live.add(pool, pool.replicas[0], spec, instead_of=replica)
+            self.note("changed_role", joined)
+            self._came_up()
+
+        rank = 1 + replica.index + (_DECODE_RANK if replica.role == "decode" else 0)
+        Instant(self._live.env, 0, Phase.CLUSTER_EVENT + rank).callbacks.append(join)
 
     def add(self, pool: Pool, like: Replica) -> None:
         """One more replica."""
@@ -266,7 +323,7 @@ class Changes:
 
     def may_come_back(self, replica: Replica) -> bool:
         """Whether a replica may be taken back."""
-        return replica.condition == DRAINING
+        return replica.condition == DRAINING and replica not in self._becomes
 
     def take_back(self, pool: Pool, replica: Replica) -> None:
         """A draining replica takes requests again."""
@@ -286,7 +343,9 @@ class Changes:
         replica.condition = GONE
         replica.left_ns = now_ns(self._live.env)
         self.note("gone", replica)
-        if self._live.network is not None:
+        if replica in self._becomes:
+            self._join_other(replica)
+        elif self._live.network is not None:
             self._live.network.leave(replica)
 
     def note(
@@ -302,6 +361,7 @@ class Changes:
     def wait(self, life: Lifetime) -> None:
         """Nobody takes the request now: it waits at the router, and asks for a replica."""
         self.at_router.append(life)
+        life.goes_to(QUEUE_NO_REPLICA, now_ns(self._live.env))
         self.ask(self._live.entry)
 
     def ask(self, pool: Pool) -> None:
@@ -353,7 +413,7 @@ class Changes:
 
 def refused(what: str, pool: Pool, replica: Replica) -> ConfigError:
     can = {
-        UP: "fail or drain",
+        UP: "fail, drain or change role",
         STARTING: "fail or drain",
         DRAINING: "fail",
         DOWN: "restore",

@@ -13,6 +13,7 @@ from simpy.events import Event
 
 from sim.admission import Admission, Gate
 from sim.admission import check as check_admission
+from sim.attribution import FETCH, Account
 from sim.changes import Changes, OnFailure
 from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
@@ -39,7 +40,8 @@ from sim.records import (
     ReplicaInfo,
 )
 from sim.replica import Replica
-from sim.replica_spec import ReplicaSpec
+from sim.replica_spec import DRAINING, STARTING, UP, ReplicaSpec
+from sim.replica_spec import FAILED as DOWN
 from sim.request import Arrival, Identity, Request
 from sim.scaling import Scaler
 from sim.snapshot import Snapshots
@@ -191,7 +193,7 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
-        self.impatient = 0
+        self.impatient = self.arriving = 0
         self.recorder = recorder
         self._on_end = on_end
         self._on_failed = on_failed
@@ -266,7 +268,9 @@ class LiveCluster:
             self._snapshots.append(snapshots)
         return Pool(pool, replicas, named_generator(self._seed, purpose), snapshots)
 
-    def _replica(self, spec: ReplicaSpec, role: str, index: int) -> Replica:
+    def _replica(
+        self, spec: ReplicaSpec, role: str, index: int, instead_of: Replica | None = None
+    ) -> Replica:
         """One more replica; within a phase, the prefill pool goes before the decode pool."""
         # A run of a pipeline cannot be cut where blocks are taken from outside.
         step_by_step = {"fast_forward": False} if self._pushes and spec.kind is not None else {}
@@ -288,7 +292,8 @@ class LiveCluster:
         self.recorder.names.append(f"{self.pool_name(replica)}-{index}")
         if self.network is not None:
             assert spec.seat is not None
-            self.network.join(replica, spec.seat, f"{role} replica {index}")
+            name = f"{role} replica {index}"
+            self.network.join(replica, spec.seat, name, instead_of=instead_of)
         if self.between is not None:
             self.between.join(replica)
         if self.migrations is not None:
@@ -317,9 +322,37 @@ class LiveCluster:
             return len(self.changes.at_router)
         return 0 if self.between is None else len(self.between.stranded)
 
-    def add(self, pool: Pool, like: Replica, spec: ReplicaSpec | None = None) -> Replica:
-        """One more replica joins a pool, made as another there, or of a spec (rule 82)."""
-        replica = self._replica(spec or like.spec, like.role, len(pool.replicas))
+    def gauges(self, pool: Pool) -> tuple[int, ...]:
+        """What a point of time holds of a pool, after time and pool: see `POOL_COLUMNS`."""
+        conditions = [replica.condition for replica in pool.replicas]
+        replicas = [conditions.count(each) for each in (UP, STARTING, DRAINING, DOWN)]
+        between = sum(replica.neither_waits_nor_runs for replica in pool.replicas)
+        if pool is self.decode and self.between is not None:
+            between += self.between.not_there
+        return (*replicas, self.without_replica(pool), between)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The pool that requests enter, then the decode pool if there is one."""
+        return (self.entry,) if self.decode is None else (self.entry, self.decode)
+
+    def add(
+        self,
+        pool: Pool,
+        like: Replica,
+        spec: ReplicaSpec | None = None,
+        *,
+        instead_of: Replica | None = None,
+    ) -> Replica:
+        """One more replica joins a pool, made as another there, or of a spec (rule 82).
+
+        Args:
+            pool: Which pool.
+            like: A replica there.
+            spec: Of the new one; None: that of `like`.
+            instead_of: One that is gone from the other pool, and whose GPUs the new one has.
+        """
+        replica = self._replica(spec or like.spec, like.role, len(pool.replicas), instead_of)
         pool.join(replica)
         if pool is self.entry and self._gate is not None:
             self._gate.add(replica)
@@ -357,6 +390,8 @@ class LiveCluster:
     def arrive(self, arrival: Arrival) -> None:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
+        if self.recorder.attributions is not None:
+            life.account = Account(now_ns(self.env))
         self.arrived += 1
         if self._snapshots or self.migrations is not None:
             self.stir()
@@ -427,6 +462,8 @@ class LiveCluster:
             between.look_ahead(life, ahead)
         if self.fetches is None or not self.fetches.awaited(life, request, replica):
             replica.enqueue(request)
+        else:
+            life.goes_to(FETCH, now_ns(self.env))
         return True
 
     def place_whole(self, life: Lifetime, request: Request, replica: Replica) -> None:
@@ -519,11 +556,14 @@ class LiveCluster:
             self._progress(now_ns, self.ended)
         if self.recorder.record.events:
             self.recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
+        if life.account is not None:
+            life.account.close(now_ns)
         self.recorder.outcome(life, state, reason, now_ns, life.delivered)
         tell = self._on_failed if state in (REJECTED, FAILED) else self._on_end
         if tell is None:
             return
         for arrival in tell(life.arrival.index, now_ns):
+            self.arriving += 1
             caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
 
@@ -687,6 +727,7 @@ class _Arriving:
     arrival: Arrival
 
     def __call__(self, _: Event) -> None:
+        self.cluster.arriving -= 1
         self.cluster.arrive(self.arrival)
 
 

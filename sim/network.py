@@ -71,6 +71,10 @@ class Sending:
             self.network.sent(self)
             self.on_end()
 
+    def standing(self) -> Hashable:
+        """See `sim.carrier.OnTheWay`."""
+        return tuple(flow.standing() for flow in self.flows)
+
     def release(self, share: Fraction | None = None) -> None:
         """See `sim.carrier.OnTheWay`: each part releases the same share."""
         for flow, lanes in list(self.flows.items()):
@@ -113,18 +117,24 @@ class Network:
 
     # --- replicas
 
-    def join(self, member: object, seat: Seat, name: str) -> tuple[Gpu, ...]:
+    def join(
+        self, member: object, seat: Seat, name: str, *, instead_of: object | None = None
+    ) -> tuple[Gpu, ...]:
         """Give a replica its GPUs and their ports.
 
         Args:
             member: The replica, as `send` will name it.
             seat: What it needs.
             name: For errors.
+            instead_of: A replica that is gone, with as many GPUs, which are its own now.
 
         Raises:
             ConfigError: It fits nowhere.
         """
-        gpus = self._placement.place(seat, name)
+        if instead_of is None:
+            gpus = self._placement.place(seat, name)
+        else:
+            gpus = self._members.pop(instead_of).gpus
         self._joined += 1
         ports = tuple(self._ports(seat, gpu) for gpu in gpus)
         self._mark(seat, ports)

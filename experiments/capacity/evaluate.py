@@ -13,6 +13,7 @@ from experiments.config import Plan, slug
 from experiments.replications import replicate
 from experiments.run import FailedRunError, Job, job_in, run_jobs
 from experiments.schema import Experiment
+from experiments.uncertainty import differ
 from experiments.variant import fingerprints
 from sim.errors import ConfigError
 
@@ -101,12 +102,18 @@ def _lean(experiment: Experiment) -> Experiment:
 
 
 def differ_by_seed(runs: Sequence[Evaluation]) -> bool:
-    """Whether runs with other seeds are other runs: recorded arrivals draw nothing."""
-    folders = [Path(run.folder) for run in runs]
-    if len(folders) < 2:
+    """Whether runs with other seeds are other runs: recorded arrivals draw nothing.
+
+    Where failures or stragglers are drawn, runs that none of them has struck are alike by chance.
+    """
+    if len(runs) < 2:
         return True
-    first, second = (bundle.read(folder, with_steps=False).requests for folder in folders[:2])
-    return any((first[name] != second[name]).any() for name in ("arrival_ns", "end_ns"))
+    bundles = (bundle.read(Path(run.folder), with_steps=False) for run in runs)
+    first = next(bundles)
+    spells = (first.config.get(key) for key in ("failures", "stragglers"))
+    if any(each and each.get("seed") is None for each in spells):
+        return True
+    return any(differ(first, each) for each in bundles)
 
 
 def check_drawn(runs: Sequence[Evaluation], source: str) -> None:

@@ -110,8 +110,10 @@ def build(spec: Spec) -> tuple[Cluster, list[str]]:
     default = spec.get("router", "round_robin")
     kv_bytes = wire["kv_bytes_per_token"]
     entry = _pool("prefill", layout["prefill"], layout.get("router", default), kv_bytes)
-    # KV that is swapped out there may have another size than on the wire.
-    decode = _pool("decode", layout["decode"], layout.get("decode_router", default), 0)
+    # KV that is swapped out there may have another size than on the wire; one that becomes a
+    # prefill replica sends by the size on the wire.
+    own = [{"kv_bytes_per_token": kv_bytes} | config for config in layout["decode"]]
+    decode = _pool("decode", own, layout.get("decode_router", default), 0)
     again = layout.get("recompute_last_token", wire.get("recompute_last_token", False))
     shares = wire.get("sharing", "none") == "max-min"
     transfer = TransferSpec(

@@ -195,10 +195,28 @@ def test_changes_are_marked_in_the_figure_over_time() -> None:
         ("replica-0 restored", 5.0, 0),
     ]
     figure = drawing.make(SCREEN, "log")
-    marks = [trace for trace in figure.data if trace.line.dash == "dot" and trace.text]
-    assert len(marks) == 3  # one of each panel
-    assert f"3 s: replica-0 failed, {moved} requests lost" in marks[0].text[0]
+    (marks,) = (trace for trace in figure.data if trace.mode == "markers")
+    assert list(marks.marker.symbol) == ["x-thin", "triangle-up-open"]
+    assert f"3 s: replica-0 failed, {moved} requests lost" in marks.text[0]
     assert timeline_drawings([run()]) == []
+
+
+def test_the_figure_over_time_counts_who_waits_at_the_router_and_the_replicas_up() -> None:
+    down = {"at_s": 3, "what": "fail"}
+    got = run(replicas=1, events=[down, COMES_BACK])
+    (drawing,) = timeline_drawings([got])
+    points = [row[1:] for row in drawing.rows]
+    waits = {at: value for what, at, value in points if what == "Waiting" and 3 < at < 5}
+    up = {value for what, at, value in points if what == "Replicas up" and 3 < at < 5}
+    arrival_s = got.requests["arrival_ns"] / 1e9
+    assert waits
+    assert up == {0.0}
+    # Nobody is served then: whoever has arrived waits, and whoever was there when it failed.
+    lost = got.summary["changes"]["events"][0]["lost"]
+    for at, value in waits.items():
+        assert value == lost + ((arrival_s > 3) & (arrival_s <= at)).sum()
+    names = [axis.title.text for axis in drawing.make(SCREEN, "log").select_yaxes()]
+    assert names == ["Changes", "Waiting", "Running", "KV blocks in use", "Replicas up"]
 
 
 def test_without_events_nothing_is_said() -> None:
@@ -305,3 +323,75 @@ def test_what_cannot_happen_is_refused(changes: dict[str, Any], message: str) ->
     with pytest.raises(ConfigError) as caught:
         load({**BASE, **changes})
     assert message in str(caught.value)
+
+
+ROLE = {"at_s": 3, "what": "role", "pool": "prefill", "replica": 1}
+
+
+def pools(**decode: Any) -> dict[str, Any]:
+    return {**POOLS, "prefill": {"replicas": 2}, "decode": {"replicas": 1, **decode}}
+
+
+def test_a_replica_changes_role_on_its_gpus() -> None:
+    topology = {"sheet": "dgx-h100", "nodes": 1, "gpus_per_node": 3, "nics_per_node": 3}
+    three = {**pools(), "transfer": {}}
+    got = run(pools=three, topology=topology, events=[ROLE])
+    counts = got.summary["changes"]["counts"]
+    assert {name: n for name, n in counts.items() if n} == {
+        "draining": 1,
+        "gone": 1,
+        "changed_role": 1,
+    }
+    assert got.summary["changes"]["events"][-1]["replica"] == "decode-1"
+    assert got.summary["gpus"] == 3
+    assert any("changed role 1" in note for note in got.notes)
+    assert set(got.requests["decode_replica"]) == {2, 3}
+    (drawing,) = timeline_drawings([got])
+    told = [text for trace in drawing.make(SCREEN, "log").data for text in trace.text or ()]
+    assert any("decode-1 changed role" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replicas": 2, "events": [{**ROLE, "pool": None}]}, "events[0].what: role: there is one"),
+        (
+            {"pools": pools(device="h200"), "events": [ROLE]},
+            "pools.decode.device: h200: a replica that changes role keeps its GPUs and weights, "
+            "and pools.prefill.device is h100-sxm",
+        ),
+        (
+            {"pools": pools(tensor_parallel=2), "events": [ROLE]},
+            "pools.decode.tensor_parallel: 2: a replica that changes role",
+        ),
+        (
+            {"pools": pools(), "events": [ROLE, {**ROLE, "pool": "decode"}]},
+            "events[1].replica: 1: replicas come to this pool by a change of role",
+        ),
+        (
+            {"pools": pools(), "events": [ROLE, {**ROLE, "at_s": 4}]},
+            "events[1].what: role: replica 1 is draining at 4 s; choose one of add, fail, slow",
+        ),
+        (
+            {"pools": pools(), "events": [ROLE], "node_replicas": [["prefill-0"]]},
+            "node_replicas: names replicas, and who changes role gets another name",
+        ),
+        (
+            {"pools": pools(), "events": [ROLE], "failures": {"mtbf_s": 4, "mttr_s": 1}},
+            "events[0].what: role: failures are drawn",
+        ),
+        (
+            {
+                "pools": pools(
+                    autoscale={"autoscaler": {"name": "queue-length"}, "provisioning_s": 1}
+                ),
+                "events": [ROLE],
+            },
+            "events[0].what: role: the pool has autoscale",
+        ),
+    ],
+)
+def test_a_change_of_role_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run(**changes)
+    assert message in str(refused.value)

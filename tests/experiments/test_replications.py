@@ -158,3 +158,96 @@ def test_replications_belong_to_the_whole_file() -> None:
 
     with pytest.raises(ConfigError, match="belongs to the whole file, not to a variant"):
         load({**CONFIG, "compare": compare})
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded trace on replicas that hold, and on ones that fail at drawn instants."""
+    folder = tmp_path_factory.mktemp("failing")
+    rows = "".join(f"{0.3 * at:.1f},{100 + at % 37},{5 + at % 7}\n" for at in range(400))
+    (folder / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    config = {**CONFIG, "workload": {"trace": "trace.csv"}, "policy": "orca", "compare": [
+        {"label": "holds"},
+        {"label": "fails", "failures": {"mtbf_s": 20, "mttr_s": 2}},
+    ]}  # fmt: skip
+    (folder / "failing.yaml").write_text(yaml.safe_dump(config))
+    options = ("--out", str(folder / "out"), "--jobs", "1", "--figures", "none")
+    done = phasewise("run", str(folder / "failing.yaml"), *options)
+    assert done.exit_code == 0, done.output
+    (folder / "stdout.txt").write_text(done.stdout)
+    return folder
+
+
+def test_failures_are_compared_with_none_seed_by_seed(failing: Path) -> None:
+    told = bundle.read_values(failing / "out" / "replications.json")["variants"]
+
+    assert (told["holds"]["drawn"], told["fails"]["drawn"]) == (False, True)
+    against = told["fails"]["against"]["holds"]["ttft_s.mean"]
+    each = [
+        bundle.read(at).summary["overall"]["ttft_s"]["mean"]
+        for at in (failing / "out" / "fails", *sorted((failing / "out").glob("rep*/fails/run-*")))
+    ]
+    holds = bundle.read(failing / "out" / "holds").summary["overall"]["ttft_s"]["mean"]
+    assert against["difference"] == pytest.approx(sum(each) / 4 - holds)
+    text = " ".join((failing / "stdout.txt").read_text().split())
+    assert "Differences of runs with the same seeds, with 95 % confidence" in text
+
+
+def test_a_later_run_that_differs_counts_though_the_first_two_are_the_same(failing: Path) -> None:
+    from experiments.uncertainty import Repeated
+
+    out = failing / "out"
+    holds, fails = bundle.read(out / "holds"), bundle.read(out / "fails")
+
+    assert Repeated.of("seldom", [holds, holds, fails]).drawn
+    assert not Repeated.of("never", [holds, holds, holds]).drawn
+
+
+def test_compare_pairs_a_run_that_draws_nothing_with_one_that_does(failing: Path) -> None:
+    out = failing / "out"
+    result = phasewise("compare", str(out / "holds"), str(out / "fails"))
+
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "Runs: 1 and 4." in text
+    assert "served other requests" not in text
+    assert "No test" not in text
+
+
+def test_runs_with_other_seeds_or_of_another_number_say_so(failing: Path) -> None:
+    from experiments.quantity import read_quantity
+    from experiments.uncertainty import COMPARED, Repeated, difference
+
+    folders = (failing / "out" / "fails", *sorted((failing / "out").glob("rep*/fails/run-*")))
+    runs = [bundle.read(at) for at in folders]
+    quantity = read_quantity(COMPARED[0], "test")
+
+    fewer = difference(Repeated.of("a", runs), Repeated.of("b", runs[:3]), quantity)
+    others = difference(Repeated.of("a", runs[:2]), Repeated.of("b", runs[2:]), quantity)
+
+    assert "there are 4 and 3 runs; give both the same seed and replications" in str(fewer)
+    assert "their runs have other seeds" in str(others)
+
+
+def test_figures_of_replications_have_bands_and_are_drawn_again_with_them(tmp_path: Path) -> None:
+    settings = {**CONFIG, "replications": 3}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
+    done = phasewise("run", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "o"), "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "o" / "figures.html").read_text("utf-8")
+    points = (tmp_path / "o" / "e2e_cdf.csv").read_text()
+
+    again = phasewise(
+        "plot", str(tmp_path / "o"), "--out", str(tmp_path / "p"), "--formats", "html"
+    )
+
+    assert again.exit_code == 0, again.output
+    assert "Curves are of all 3 replications together." in page
+    assert points.splitlines()[0] == "variant,policy,e2e_s,share,share_low,share_high"
+    assert (tmp_path / "p" / "e2e_cdf.csv").read_text() == points
+    alone = phasewise(
+        "plot", *map(str, sorted((tmp_path / "o" / "replications").glob("*/run-1"))),
+        "--out", str(tmp_path / "q"), "--formats", "html",
+    )  # fmt: skip
+    assert alone.exit_code == 0, alone.output
+    assert "share_low" not in (tmp_path / "q" / "e2e_cdf.csv").read_text()

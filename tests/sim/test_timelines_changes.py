@@ -310,7 +310,7 @@ def test_held_blocks_of_a_dead_decode_pool_end_the_run(fast_forward: bool) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([Change("restore")], "it is up; what can happen to it then: fail or drain"),
+        ([Change("restore")], "it is up; what can happen to it then: fail, drain or change role"),
         ([Change("fail"), Change("fail")], "it is failed; what can happen to it then: restore"),
         ([Change("drain"), Change("drain")], "it is gone; what can happen to it then: nothing"),
         ([Change("fail", 4)], "there is no such replica; choose from 0 to 0"),

@@ -89,6 +89,25 @@ def test_fast_forward_gives_the_same_integers(push: bool, prefill: int, decode: 
     assert runs[0].transfers["bytes"].size > 20
 
 
+@pytest.mark.parametrize("push", [False, True])
+def test_who_changes_role_keeps_its_gpus_where_all_are_taken(push: bool) -> None:
+    made = cluster(spec(4), spec(4), push=push, nodes=5)
+    changes = ((9_000, Change("role", 1)), (100, Change("role", 1, True)))
+    runs = [run(made, fast=fast, changes=changes) for fast in (True, False)]
+    assert columns(runs[0]) == columns(runs[1])
+    assert runs[0].links == runs[1].links
+    got, before = runs[0], run(made, fast=True)
+    # Node 1 was a source only, node 4 a target only.
+    for node, other_way in ((1, "in"), (4, "out")):
+        assert not carried(before, node, other_way)
+        assert carried(got, node, other_way)
+
+
+def carried(run: SimulationResult, node: int, direction: str) -> float:
+    used = (use for use in run.links if (use.kind, use.node) == ("nic", node))
+    return sum(use.sent_bytes for use in used if use.direction == direction)
+
+
 def test_links_carry_what_the_transfers_moved() -> None:
     got = run(cluster(spec(2), spec(4)), fast=True)
     moved = int(got.transfers["bytes"].sum())

@@ -1,0 +1,67 @@
+"""`phasewise new`: the files that it writes work as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from experiments.cli import app
+from experiments.config import load
+
+
+def phasewise(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+@pytest.mark.parametrize(("kind", "cls"), [("policy", "EarlyPolicy"), ("router", "EarlyRouter")])
+def test_what_is_written_passes_its_tests_and_its_config_resolves(
+    kind: str, cls: str, tmp_path: Path, repository: Path
+) -> None:
+    result = phasewise("new", kind, f"early-{kind}", "--out", tmp_path / "mine")
+
+    assert result.exit_code == 0, result.output
+    assert f"phasewise check-policy early_{kind}:{cls}" in result.stdout
+    plan = load(tmp_path / "mine" / f"early_{kind}.yaml")
+    assert next(each.label for each in plan.variants) == f"early_{kind}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "."],
+        cwd=tmp_path / "mine",
+        env={"PYTHONPATH": str(repository), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("json", "would hide the module of this name; try json_policy"),
+        ("3x", "expected small letters, digits and underscores"),
+        ("class", "expected small letters, digits and underscores"),
+        ("a.b", "expected small letters, digits and underscores"),
+    ],
+)
+def test_a_name_that_cannot_be_a_module_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    result = phasewise("new", "policy", name, "--out", tmp_path)
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text("kept")
+
+    result = phasewise("new", "policy", "mine", "--out", tmp_path)
+
+    assert result.exit_code == 2
+    assert "test_mine.py: is there already" in result.stderr
+    assert (tmp_path / "test_mine.py").read_text() == "kept"
+    assert not (tmp_path / "mine.py").exists()
