@@ -321,6 +321,11 @@ class Changes:
         self.note("called_off", replica)
         self._is_gone(replica)
 
+    @property
+    def changes_role(self) -> bool:
+        """Whether a replica drains, or has just drained, to change its role."""
+        return bool(self._becomes)
+
     def may_come_back(self, replica: Replica) -> bool:
         """Whether a replica may be taken back."""
         return replica.condition == DRAINING and replica not in self._becomes

@@ -238,6 +238,17 @@ class ReplicaPresent(ReplicaAccounts):
         """What its step-time model counted; None if it counts nothing."""
         return None if self._notes_to is None else self._notes_to.usage()
 
+    def decode_ns(self, requests: int, tokens: int) -> int:
+        """Time of one step of so many decodes, as many as have seats, with their share of tokens.
+
+        The context is rounded up. A pipeline counts as its step-time model says of one batch.
+        """
+        if not requests:
+            return 0
+        rows = min(requests, self.policy.seats)
+        work = StepWork([], rows, -(-tokens * rows // requests))
+        return self.spec.step_time.step_ns(work, 0)
+
     @property
     def busy_by_now_ns(self) -> int:
         """Time with a step in flight up to now."""
