@@ -228,13 +228,13 @@ def _write_page(
 ) -> Path:
     """All figures on one page that needs nothing else: plotly.js and the font are in it."""
     sections = [
-        _section(f"{key}_cdf", METRICS[key].title, METRICS[key].definition, made)
+        section(f"{key}_cdf", METRICS[key].title, METRICS[key].definition, made)
         for key, lines in drawn.items()
         for made in [figure(key, lines, SCREEN, x_scale)]
     ]
-    sections += [_section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
+    sections += [section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
     heading = _HEADING_WITH_MORE if more else _HEADING
-    return _write_sections(path, heading, [about, _ABOUT, _about_bands(drawn)], sections)
+    return write_sections(path, heading, [about, _ABOUT, _about_bands(drawn)], sections)
 
 
 def _about_bands(drawn: Mapping[str, Sequence[Line]]) -> str:
@@ -261,13 +261,19 @@ def write_drawings(
         about: Paragraphs before the figures, as plain text.
         drawings: Latencies, where there are any, on a logarithmic scale.
     """
-    sections = [_section(e.key, e.title, e.about, e.make(SCREEN, "log")) for e in drawings]
-    return _write_sections(path, heading, about, sections)
+    sections = [section(e.key, e.title, e.about, e.make(SCREEN, "log")) for e in drawings]
+    return write_sections(path, heading, about, sections)
 
 
-def _write_sections(
-    path: Path, heading: str, about: Sequence[str], sections: Sequence[str]
-) -> Path:
+def write_sections(path: Path, heading: str, about: Sequence[str], sections: Sequence[str]) -> Path:
+    """A page that needs nothing else: plotly.js and the font are in it.
+
+    Args:
+        path: Of the page.
+        heading: Its title.
+        about: Paragraphs before the sections, as plain text.
+        sections: HTML.
+    """
     from plotly.offline import get_plotlyjs
 
     path.write_text(
@@ -285,7 +291,8 @@ def _write_sections(
     return path
 
 
-def _section(name: str, title: str, about: str, made: go.Figure) -> str:
+def section(name: str, title: str, about: str, made: go.Figure) -> str:
+    """A figure with its heading, as HTML for `write_sections`; title and text are plain."""
     from plotly.io import to_html
 
     body = to_html(
