@@ -22,6 +22,7 @@ from experiments import (
     migration,
     pipeline,
     prefix_fetch,
+    roles,
     topology,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
@@ -172,6 +173,7 @@ def run_variant(
     notes += changes.report(result, bundle.summary)
     notes += topology.report(result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
+    notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
     notes += migration.report(experiment, result, bundle.summary)
     bundle.notes = notes
