@@ -247,7 +247,7 @@ def _write_page(
 ) -> Path:
     """All figures on one page that needs nothing else: plotly.js and the font are in it."""
     sections = [
-        _section(
+        section(
             f"{key}_cdf",
             METRICS[key].title,
             with_floors(said, key, METRICS[key].definition),
@@ -255,9 +255,9 @@ def _write_page(
         )
         for key, lines in drawn.items()
     ]
-    sections += [_section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
+    sections += [section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
     heading = _HEADING_WITH_MORE if more else _HEADING
-    return _write_sections(path, heading, [about, _ABOUT, _about_bands(drawn)], sections)
+    return write_sections(path, heading, [about, _ABOUT, _about_bands(drawn)], sections)
 
 
 def _about_bands(drawn: Mapping[str, Sequence[Line]]) -> str:
@@ -284,13 +284,19 @@ def write_drawings(
         about: Paragraphs before the figures, as plain text.
         drawings: Latencies, where there are any, on a logarithmic scale.
     """
-    sections = [_section(e.key, e.title, e.about, e.make(SCREEN, "log")) for e in drawings]
-    return _write_sections(path, heading, about, sections)
+    sections = [section(e.key, e.title, e.about, e.make(SCREEN, "log")) for e in drawings]
+    return write_sections(path, heading, about, sections)
 
 
-def _write_sections(
-    path: Path, heading: str, about: Sequence[str], sections: Sequence[str]
-) -> Path:
+def write_sections(path: Path, heading: str, about: Sequence[str], sections: Sequence[str]) -> Path:
+    """A page that needs nothing else: plotly.js and the font are in it.
+
+    Args:
+        path: Of the page.
+        heading: Its title.
+        about: Paragraphs before the sections, as plain text.
+        sections: HTML.
+    """
     from plotly.offline import get_plotlyjs
 
     path.write_text(
@@ -308,7 +314,8 @@ def _write_sections(
     return path
 
 
-def _section(name: str, title: str, about: str, made: go.Figure) -> str:
+def section(name: str, title: str, about: str, made: go.Figure) -> str:
+    """A figure with its heading, as HTML for `write_sections`; title and text are plain."""
     from plotly.io import to_html
 
     body = to_html(

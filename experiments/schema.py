@@ -607,6 +607,22 @@ class Migration(Strict):
     """A request whose last stage has not come by then stays (3: Llumnix's default)."""
 
 
+class RoleSwitching(Strict):
+    """Replicas of two pools change their roles by themselves (`sim.roles`)."""
+
+    switcher: Annotated[Named, BeforeValidator(_named)]
+    """Which pool needs one of the other: a name, or name and options (``phasewise list
+    role-switchers``)."""
+    interval_s: Annotated[float, Field(ge=0.001, le=MOST)] = 1.0
+    """Time between looks. (No published system gives one; nor a cool-down.)"""
+    cool_down_s: NotNegative = 0.0
+    """From one change of role to the next, at least."""
+    min_prefill: Replicas = 1
+    """Prefill replicas that stay."""
+    min_decode: Replicas = 1
+    """Decode replicas that stay."""
+
+
 class Change(Strict):
     """What happens to a replica, its NIC or a node at an instant (`sim.changes`,
     `sim.slow_down`)."""
@@ -676,6 +692,9 @@ class Pools(Strict):
     local_prefill: LocalPrefill | None = None
     """Conditional disaggregation, such as {max_uncached_tokens: 1000, max_queue: 2}. Default: all
     requests are prefilled by the prefill pool."""
+    role_switching: RoleSwitching | None = None
+    """Let replicas change between the pools, such as {switcher: {name: pressure, ttft_s: 1, tpot_s:
+    0.05}}. Default: each keeps its role."""
 
 
 class Targets(Strict):

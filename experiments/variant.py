@@ -107,7 +107,10 @@ def _fingerprint(
 
 def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
     """Files of the user's that decide the result: own modules, a model's config.json, tables."""
-    named = [experiment.router, experiment.decode_router or {}]
+    named = [experiment.router, experiment.decode_router or {}, experiment.predictor or {}]
+    named += [experiment.migration.migrator] if experiment.migration is not None else []
+    switching = experiment.pools.role_switching
+    named += [switching.switcher] if switching is not None else []
     for pool in cluster.pools_of(experiment).values():
         named += [pool.policy, pool.order]
         named += [pool.autoscale.autoscaler] if pool.autoscale is not None else []

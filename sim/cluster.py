@@ -43,6 +43,8 @@ from sim.replica import Replica
 from sim.replica_spec import DRAINING, STARTING, UP, ReplicaSpec
 from sim.replica_spec import FAILED as DOWN
 from sim.request import Arrival, Identity, Request
+from sim.roles import RoleSpec, RoleSwitching
+from sim.roles import check as check_roles
 from sim.scaling import Scaler
 from sim.snapshot import Snapshots
 from sim.topology import Topology
@@ -86,6 +88,7 @@ class Cluster:
             None: each has its own only.
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
         migration: Which running requests move to other replicas of the pool that decodes, or None.
+        roles: How replicas of two pools change their roles by themselves, or None.
     """
 
     entry: PoolSpec
@@ -98,6 +101,7 @@ class Cluster:
     topology: Topology | None = None
     migration: MigrationSpec | None = None
     prefix_fetch: FetchSpec | None = None
+    roles: RoleSpec | None = None
 
     def __post_init__(self) -> None:
         if self.admission is not None:
@@ -126,6 +130,8 @@ class Cluster:
         if self.migration is not None:
             pool = self.decode or self.entry
             self.migration.check(pool, self.transfer, has_network=self.topology is not None)
+        if self.roles is not None:
+            check_roles(self.entry, self.decode, self.transfer)
         links = self.transfer or (self.migration and self.migration.link)
         if self.topology is not None or not links or not links.shares_links:
             _refuse_nics(self.entry, self.decode)
@@ -193,7 +199,7 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
-        self.impatient = 0
+        self.impatient = self.arriving = 0
         self.recorder = recorder
         self._on_end = on_end
         self._on_failed = on_failed
@@ -305,6 +311,9 @@ class LiveCluster:
         for pool in (self.entry, self.decode):
             if pool is not None and pool.spec.scaling is not None:
                 pool.scaler = Scaler(self, pool, pool.spec.scaling)
+        if self.spec.roles is not None:
+            self.changes.expected = True
+            RoleSwitching(self, self.spec.roles)
 
     def tell_ends(self, ended: list[Lifetime]) -> None:
         """Put requests there when they end."""
@@ -563,6 +572,7 @@ class LiveCluster:
         if tell is None:
             return
         for arrival in tell(life.arrival.index, now_ns):
+            self.arriving += 1
             caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
 
@@ -726,6 +736,7 @@ class _Arriving:
     arrival: Arrival
 
     def __call__(self, _: Event) -> None:
+        self.cluster.arriving -= 1
         self.cluster.arrive(self.arrival)
 
 

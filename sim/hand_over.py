@@ -372,6 +372,24 @@ class HandOver:
         if self.spec.push and target.kv.has_cache:  # what has come can be found (rule 44)
             live.more_room()
 
+    # --- the state as a whole
+
+    def standing(self) -> Hashable:
+        """All that decides what happens next between the pools, counted from now (rule 84)."""
+        pulls = tuple(tuple(p.request.index for p in queue) for queue in self.pulls.values())
+        stranded = tuple(pull.request.index for pull in self.stranded)
+        return pulls, stranded, tuple(map(self._standing_of, self.transfers.values()))
+
+    def _standing_of(self, transfer: Transfer) -> Hashable:
+        now, end = now_ns(self.env), transfer.end
+        if end is None or isinstance(end, Instant):
+            staged = end is None and transfer.withheld is None
+            rest: Hashable = now if staged else max(0, transfer.due_ns - now)
+        else:
+            rest = end.standing()
+        places = transfer.request.index, transfer.source.place, transfer.target.place
+        return places, transfer.prefilled_ns is None, transfer.withheld, rest
+
     # --- a client gives up, a replica fails or comes up
 
     def cancel(self, life: Lifetime, request: Request, replica: Replica) -> bool:
