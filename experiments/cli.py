@@ -18,6 +18,7 @@ from experiments.capacity_cli import capacity
 from experiments.exchange_cli import diff, export
 from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
+from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
 from experiments.sweep_cli import sweep
 from experiments.validate_cli import validate
@@ -39,6 +40,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
+app.command()(papers)
 app.command()(sweep)
 app.command()(diff)
 app.command()(export)

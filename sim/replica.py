@@ -254,7 +254,9 @@ class Replica(ReplicaMoves):
         if self._changing is not None and self.state.waiting and not self._no_turn(batch):
             return 1
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
-        if n == 1 or self.state.preempted or (self._tells_chunks and flight.chunks):
+        if n == 1 or self.state.preempted:
+            return 1
+        if flight.chunks and (self._tells_chunks or (self._steps_prefills and not flight.ticks)):
             return 1
         if self.role == "decode" and self._cache and self._may_find_more():
             return 1
