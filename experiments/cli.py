@@ -16,6 +16,7 @@ import typer
 from experiments import completion
 from experiments.capacity_cli import capacity
 from experiments.exchange_cli import diff, export
+from experiments.explain_cli import explain
 from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
 from experiments.profile_cli import profile_app
@@ -40,6 +41,7 @@ app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
 app.command()(sweep)
+app.command()(explain)
 app.command()(diff)
 app.command()(export)
 app.add_typer(new_app, name="new")

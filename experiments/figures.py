@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.attribution_figure import attribution_drawings
 from experiments.cache_figures import cache_drawings
 from experiments.cdf import MAX_POINTS
 from experiments.cdf_figure import Line, XScale, figure, lines_of
@@ -167,7 +168,8 @@ def drawings_of(bundles: Sequence[RunBundle], request_class: str | None = None) 
     """
     by_group = group_drawings(bundles) if request_class is None else []
     over_time = timeline_drawings(bundles)
-    return [*by_group, *cache_drawings(bundles, request_class), *over_time]
+    attributed = attribution_drawings(bundles, request_class)
+    return [*attributed, *by_group, *cache_drawings(bundles, request_class), *over_time]
 
 
 # Files
