@@ -19,6 +19,7 @@ from experiments.exchange_cli import diff, export
 from experiments.explain_cli import explain
 from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
+from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
 from experiments.sweep_cli import sweep
 from experiments.validate_cli import validate
@@ -40,6 +41,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
+app.command()(papers)
 app.command()(sweep)
 app.command()(explain)
 app.command()(diff)
@@ -292,8 +294,9 @@ def plot(
     """
     from experiments import bundle, outcome
 
+    done = outcome.finished(folders)
     outcome.plot(
-        [bundle.read(folder, with_steps=False) for folder in outcome.finished(folders)],
+        [bundle.read(folder, with_steps=False) for folder in done],
         out or folders[0],
         style=style,
         width_mm=width_mm,
@@ -301,6 +304,7 @@ def plot(
         formats=outcome.formats_of(formats, "--formats"),
         request_class=request_class,
         about=" ".join(outcome.answers(folders)),
+        runs=outcome.read_runs(done),
     )
 
 

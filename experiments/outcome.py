@@ -175,7 +175,8 @@ def _show_finished(
         _print(f"results: {out}")
     if formats:
         bundles = [bundle.read(each, with_steps=False) for each in done]
-        plot(bundles, out, formats=formats, about=answer)
+        runs = [each.runs for each in repeated] if repeated else None
+        plot(bundles, out, formats=formats, about=answer, runs=runs)
 
 
 _DONE = ("finished", "reused")
@@ -230,11 +231,11 @@ def print_comparison(comparison: Comparison | None, values: Callable[[], dict[st
 
 
 def _print_repeated(variants: Sequence[Repeated]) -> None:
+    if not variants:
+        return
     from experiments.tables import show
     from experiments.uncertainty_table import differences_table, intervals_table
 
-    if not variants:
-        return
     show(intervals_table(variants), _console())
     if (differences := differences_table(variants)) is not None:
         show(differences, _console())
@@ -382,6 +383,20 @@ def _by(bundles: Sequence[Head], by: str, request_class: str | None) -> Comparis
     return compare_by(bundles, "class" if by == "class" else "tenant")
 
 
+def read_runs(folders: Sequence[Path]) -> list[tuple[Bundle, ...]] | None:
+    """All replications of each bundle, itself the first; None if none of them has any."""
+    from experiments.uncertainty import Repeated
+
+    found = []
+    for folder in folders:
+        beside = folder.parent / REPEATED
+        known = bundle.read_values(beside)["folders"] if beside.is_file() else {}
+        its = next((runs for runs in known.values() if runs[0] == folder.name), [folder.name])
+        runs = [bundle.read(folder.parent / each, with_steps=False) for each in its]
+        found.append(Repeated.of(runs[0].label, runs).runs)
+    return found if any(len(runs) > 1 for runs in found) else None
+
+
 def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **options: Any) -> None:
     """Draw all figures and say where they are."""
     from experiments.figures import plot as draw
@@ -413,11 +428,11 @@ def formats_of(text: str, option: str) -> tuple[str, ...]:
     Raises:
         ConfigError: No such format, or ``none`` with others: before anything is simulated.
     """
-    from experiments.figures import FORMATS
-
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if words == ["none"]:
         return ()
+    from experiments.figures import FORMATS
+
     if "none" in words:
         raise ConfigError(f"{option} {text}: none stands alone")
     for word in words:

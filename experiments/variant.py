@@ -23,6 +23,7 @@ from experiments import (
     migration,
     pipeline,
     prefix_fetch,
+    roles,
     topology,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
@@ -108,7 +109,10 @@ def _fingerprint(
 
 def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
     """Files of the user's that decide the result: own modules, a model's config.json, tables."""
-    named = [experiment.router, experiment.decode_router or {}]
+    named = [experiment.router, experiment.decode_router or {}, experiment.predictor or {}]
+    named += [experiment.migration.migrator] if experiment.migration is not None else []
+    switching = experiment.pools.role_switching
+    named += [switching.switcher] if switching is not None else []
     for pool in cluster.pools_of(experiment).values():
         named += [pool.policy, pool.order]
         named += [pool.autoscale.autoscaler] if pool.autoscale is not None else []
@@ -172,6 +176,7 @@ def run_variant(
     notes += changes.report(result, bundle.summary)
     notes += topology.report(result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
+    notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
     notes += migration.report(experiment, result, bundle.summary)
     bundle.notes = notes

@@ -150,7 +150,7 @@ class ReplicaState:
             self.changing.admitted(request)
         self.admitted.append(request)
         self._seat(request)
-        request.target_tokens = request.known_tokens
+        request.target_tokens = request.prompt_tokens + request.emitted_then
         request.computed_then = cached_tokens
         self.found[request] = cached_tokens
         self.prefilling[request] = None
@@ -626,6 +626,10 @@ class ReplicaView(Protocol):
 
     def prefill_ns(self, tokens: int, cached: int) -> int:
         """Time to prefill so many tokens that follow `cached` ones, alone on the replica, ns."""
+        ...
+
+    def decode_ns(self, requests: int, tokens: int) -> int:
+        """Time of one step of so many decodes, with so many tokens of context in all, ns; 0: 0."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""One model instance: a SimPy process that asks its policy, sleeps for the step and applies it.
+"""One model instance, which asks its policy, sleeps for the step and applies it, by SimPy events.
 
 A *flight* is a decided batch under way: one iteration, or a run of iterations in which the same
 decision would be made again. A run sleeps once. Whatever reaches the replica cuts the run at the
@@ -13,14 +13,12 @@ the iteration loop here.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator
 from itertools import accumulate
-from typing import Any
 
 from simpy.events import Event
 
 from sim.batch import Cause, ScheduledBatch
-from sim.clock import Doorbell, Instant, now_ns
+from sim.clock import Instant, more_now, now_ns
 from sim.flight import DecisionNotes, Flight
 from sim.ledger import Ledger
 from sim.policy import ReplicaState
@@ -34,20 +32,22 @@ from sim.step_time import StepWork
 class Replica(ReplicaMoves):
     """One model instance and its iteration loop; its attributes are those of `ReplicaParts`."""
 
-    def _run(self) -> Generator[Event, Any, None]:
-        env = self.env
-        while True:
-            self._idle = True
-            self._bell = Doorbell(env)
-            yield self._bell
-            self._idle = False
-            while self._pass():
-                yield self._wake
-                if self.in_flight:  # else the run was cut at this very instant, or voided
-                    self._complete()
-                    if env.peek() <= env.now:  # other phases of this instant come first
-                        self._wake = Instant(env, 0, self._turn)
-                        yield self._wake
+    def _takes_turn(self, event: Event) -> None:
+        self._idle = False
+        if self._pass():
+            self._wake.callbacks.append(self._step_over)
+        else:
+            self._rest()
+
+    def _step_over(self, event: Event) -> None:
+        """The flight has ended: it is applied, and the next pass is made."""
+        if self.in_flight:  # else the run was cut at this very instant, or voided
+            self._complete()
+            if more_now(self.env):  # other phases of this instant come first
+                self._wake = Instant(self.env, 0, self._turn)
+                self._wake.callbacks.append(self._takes_turn)
+                return
+        self._takes_turn(event)
 
     def _pass(self) -> bool:
         """One scheduling pass; True if a step started."""
@@ -256,7 +256,9 @@ class Replica(ReplicaMoves):
         if self._changing is not None and self.state.waiting and not self._no_turn(batch):
             return 1
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
-        if n == 1 or self.state.preempted or (self._tells_chunks and flight.chunks):
+        if n == 1 or self.state.preempted:
+            return 1
+        if flight.chunks and (self._tells_chunks or (self._steps_prefills and not flight.ticks)):
             return 1
         if self.role == "decode" and self._cache and self._may_find_more():
             return 1

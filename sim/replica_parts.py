@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from simpy import Environment
 from simpy.events import Event
@@ -64,6 +63,84 @@ class ReplicaParts:
             empty without a pipeline.
     """
 
+    # Python finds attributes of an object with many of them by hash, in slots at once; what classes
+    # further down add is in a dict.
+    __slots__ = (
+        "__weakref__",
+        "_asks_spread",
+        "_barren_steps",
+        "_bell",
+        "_cache",
+        "_changing",
+        "_check",
+        "_commits",
+        "_fast_forward",
+        "_finish_seq",
+        "_has_sent",
+        "_idle",
+        "_keeps_decisions",
+        "_keeps_events",
+        "_keeps_steps",
+        "_known_tokens",
+        "_late",
+        "_ledger",
+        "_loads_alone",
+        "_longest_run",
+        "_lost_before",
+        "_makes_way",
+        "_notes_to",
+        "_own_step_time",
+        "_pace",
+        "_prefills_too",
+        "_recorder",
+        "_step_end",
+        "_steps_prefills",
+        "_surroundings",
+        "_tells_chunks",
+        "_this",
+        "_tier",
+        "_timer",
+        "_timer_ns",
+        "_turn",
+        "_waiting_share",
+        "_wake",
+        "_watched",
+        "_withholds",
+        "asked_tokens",
+        "busy_ns",
+        "condition",
+        "decode_tokens",
+        "env",
+        "expected",
+        "fetching",
+        "found_tokens",
+        "guests",
+        "held_for_transfer",
+        "host_link",
+        "in_flight",
+        "index",
+        "iterations",
+        "iterations_by_rows",
+        "joined_ns",
+        "kept",
+        "kv",
+        "left_ns",
+        "lives",
+        "lost_blocks_then",
+        "outstanding",
+        "place",
+        "policy",
+        "prefill_busy_ns",
+        "prefill_tokens",
+        "reserved",
+        "role",
+        "spec",
+        "stage_busy_ns",
+        "state",
+        "step_time",
+        "watermark",
+    )
+
     def __init__(
         self,
         env: Environment,
@@ -111,6 +188,7 @@ class ReplicaParts:
         self._withholds = withholds_first_token
         self._loads_alone = loads_alone
         self._tells_chunks = tells_chunks
+        self._steps_prefills = False
         # Of this replica alone: who has moved away may be on the agenda of two replicas.
         self._finish_seq = place << 40
         self.condition = UP
@@ -122,11 +200,9 @@ class ReplicaParts:
         self._waiting_share = waiting_share
         self._has_sent = False  # in this pass, while somebody waits
         self._step_end = Phase.STEP_END + rank
-        self._bell = Doorbell(env)
         self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
-        self._idle = False
         self._timer_ns = NEVER
-        self.process = env.process(self._run())
+        self._rest()
 
     def _set_up(self) -> None:
         """An instance with nothing in it: as at the start, and after a failure."""
@@ -189,8 +265,14 @@ class ReplicaParts:
     def _host_memory(self) -> HostMemory | None:
         return host_side.memory_of(self.spec, self.policy.host_memory_blocks, self.host_link)
 
-    def _run(self) -> Generator[Event, Any, None]:
-        """The process of the replica: it passes, sleeps for the step and applies it."""
+    def _rest(self) -> None:
+        """Wait for the bell."""
+        self._idle = True
+        self._bell = Doorbell(self.env)
+        self._bell.callbacks.append(self._takes_turn)
+
+    def _takes_turn(self, event: Event) -> None:
+        """Phase (4): a pass, and rest if no step starts."""
         raise NotImplementedError
 
     @staticmethod
@@ -215,7 +297,7 @@ class ReplicaParts:
     def _joined_group(self, request: Request) -> None:
         """Put the tick with which a group member emits its last token here on the agenda."""
         life, group = self.lives[request], self.state.group
-        self._known_tokens -= request.known_tokens
+        self._known_tokens -= request.prompt_tokens + request.emitted_then
         self._finish_seq += 1
         life.finish_seq = self._finish_seq
         clock = group.clock + life.goal - request.emitted_then
@@ -235,7 +317,7 @@ class ReplicaParts:
         if self._ledger is not None:
             self._bill_leaver(self._ledger, life, group, ticks)
         life.finish_seq = -1
-        self._known_tokens += request.known_tokens
+        self._known_tokens += request.prompt_tokens + request.emitted_then
         if ticks and not self._late:
             self._recorder.span(request.index, group.log, first, ticks)
             life.deliver(ticks, group.ends_ns[first + ticks - 1])

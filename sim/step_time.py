@@ -66,12 +66,15 @@ class StepWork:
         self.context_spread = context_spread
         self.attending_rows = decode_rows if attending_rows is None else attending_rows
         self.sampled_rows = decode_rows + len(chunks) if sampled_rows is None else sampled_rows
+        if not chunks:
+            self.prefill_tokens = prefill_tokens or 0
+            self.prefill_pairs_x2 = self.prefill_tokens_sq = 0
+            return
         tokens = pairs_x2 = squares = 0
-        if chunks:
-            for c, before in chunks:
-                tokens += c
-                pairs_x2 += c * (2 * before + c + 1)
-                squares += c * c
+        for c, before in chunks:
+            tokens += c
+            pairs_x2 += c * (2 * before + c + 1)
+            squares += c * c
         self.prefill_tokens = tokens if prefill_tokens is None else prefill_tokens
         self.prefill_pairs_x2 = pairs_x2
         self.prefill_tokens_sq = squares
