@@ -8,12 +8,18 @@ from typing import Annotated
 
 import typer
 
+from experiments import completion
 from experiments.guard import guarded
 
 
 @guarded
 def capacity(
-    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")],
+    config: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file, or the name of a shipped config.", autocompletion=completion.configs
+        ),
+    ],
     goal: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +83,15 @@ def capacity(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find the highest arrival rate that a goal allows, or the fewest replicas, or the best key."""
+    """Find the highest arrival rate that a goal allows, or the fewest replicas, or the best key.
+
+    \b
+    Examples:
+      phasewise capacity quickstart --goal 'ttft_s.p99 <= 1 and tpot_s.p99 <= 0.05'
+      phasewise capacity mine.yaml --lowest replicas --attainment 0.95
+      phasewise capacity mine.yaml --best policy.budget_tokens --values 128..2048
+      phasewise capacity mine.yaml --splits 8 --by goodput
+    """
     from experiments.capacity import command
     from experiments.capacity.choice import candidates_of
     from experiments.config import load, slug

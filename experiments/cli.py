@@ -1,7 +1,8 @@
 """The command `phasewise`: each command is a few lines over a function that Python can call too.
 
-Exit codes: 0 done, 1 a run failed, 2 the input is wrong, 130 interrupted. What is wrong is one line
-on stderr. Everything heavy is imported inside the commands, so that ``phasewise --help`` is quick.
+Exit codes: 0 done, 1 a run failed or what was compared differs, 2 the input is wrong, 130
+interrupted. What is wrong is one line on stderr. Everything heavy is imported inside the commands,
+so that ``phasewise --help`` is quick.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ from typing import Annotated
 
 import typer
 
+from experiments import completion
 from experiments.capacity_cli import capacity
 from experiments.exchange_cli import diff, export
 from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
+from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
+from experiments.sweep_cli import sweep
 from experiments.validate_cli import validate
 from experiments.validation.values import COLUMN_HELP
 from experiments.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Replay a request trace through LLM-serving schedulers and compare their latencies.",
+    epilog="Exit codes: 0 done; 1 a run failed, or what was compared differs; 2 the input is "
+    "wrong; 130 interrupted. Tab completion: phasewise --install-completion.",
 )
 trace_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Look at, make and fetch request traces."
@@ -35,11 +40,18 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
+app.command()(papers)
+app.command()(sweep)
 app.command()(diff)
 app.command()(export)
 app.add_typer(new_app, name="new")
 
-Config = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped config.")]
+Config = Annotated[
+    str,
+    typer.Argument(
+        help="A YAML file, or the name of a shipped config.", autocompletion=completion.configs
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every variant; repeatable."),
@@ -107,9 +119,21 @@ def run(
         bool,
         typer.Option("--decisions", help="Also write every scheduling decision (phasewise diff)."),
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write report.html, as phasewise report does.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Run every variant of a config; print the table, write results and figures."""
+    """Run every variant of a config; print the table, write results and figures.
+
+    \b
+    Examples:
+      phasewise run quickstart
+      phasewise run quickstart --set workload.requests=500 --out results/short
+      phasewise run mine.yaml --figures svg,pdf --jobs 4
+      phasewise run mine.yaml --decisions --trace perfetto
+      phasewise run mine.yaml --report
+    """
     from experiments import outcome
     from experiments.config import load, slug
 
@@ -124,13 +148,20 @@ def run(
         formats=outcome.formats_of(figures, "--figures"),
         as_json=json,
         traces=traces,
+        page=report,
     )
 
 
 @app.command(name="check")
 @guarded
 def check_config(config: Config, settings: Settings = None, json: AsJson = False) -> None:
-    """Validate a config and print what would run."""
+    """Validate a config and print what would run.
+
+    \b
+    Examples:
+      phasewise check mine.yaml
+      phasewise check quickstart --json
+    """
     from experiments import outcome
     from experiments.config import load
 
@@ -140,7 +171,12 @@ def check_config(config: Config, settings: Settings = None, json: AsJson = False
 @app.command()
 @guarded
 def schema() -> None:
-    """Print the JSON Schema of a config, for editors."""
+    """Print the JSON Schema of a config, for editors.
+
+    \b
+    Examples:
+      phasewise schema > phasewise.schema.json
+    """
     import json
 
     from experiments.json_schema import json_schema
@@ -151,7 +187,12 @@ def schema() -> None:
 @app.command(name="check-policy")
 @guarded
 def check_policy(
-    name: Annotated[str, typer.Argument(help="A shipped policy or router, or module:Class.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped policy or router, or module:Class.", autocompletion=completion.plugins
+        ),
+    ],
     workloads: Annotated[int, typer.Option(min=1, help="Random workloads to check on.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Number of the first workload.")] = 0,
     settings: Annotated[
@@ -159,7 +200,13 @@ def check_policy(
         typer.Option("--set", metavar="OPTION=VALUE", help="An option of it; repeatable."),
     ] = None,
 ) -> None:
-    """Check that a policy or router keeps the contract; shrink the first failure."""
+    """Check that a policy or router keeps the contract; shrink the first failure.
+
+    \b
+    Examples:
+      phasewise check-policy sarathi --set budget_tokens=256
+      phasewise check-policy short_first:ShortFirst --workloads 1000
+    """
     from experiments.check_policy import check_policy as checked
     from experiments.config import parse_settings
 
@@ -185,7 +232,14 @@ def table(
         str | None, typer.Option("--by", help="A row for each class or tenant of each variant.")
     ] = None,
 ) -> None:
-    """Print the comparison of results as a table."""
+    """Print the comparison of results as a table.
+
+    \b
+    Examples:
+      phasewise table results/quickstart
+      phasewise table results/a results/b --format latex
+      phasewise table results/quickstart --by class
+    """
     from experiments import bundle, outcome
 
     heads = [bundle.read_head(folder) for folder in outcome.finished(folders)]
@@ -201,7 +255,12 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Results of another, of whatever run.")],
     json: AsJson = False,
 ) -> None:
-    """Say how two results differ: their configs, and their numbers if that is no noise."""
+    """Say how two results differ: their configs, and their numbers if that is no noise.
+
+    \b
+    Examples:
+      phasewise compare results/quickstart/sarathi results/quickstart/orca
+    """
     from experiments import outcome
     from experiments.compare_runs import comparison, read_variant, values
 
@@ -224,11 +283,18 @@ def plot(
     ] = "html,svg,pdf,png",
     request_class: RequestClass = None,
 ) -> None:
-    """Draw the figures of results again, also across several runs."""
+    """Draw the figures of results again, also across several runs.
+
+    \b
+    Examples:
+      phasewise plot results/quickstart --formats pdf --width-mm 84
+      phasewise plot results/a results/b --out figures --style slide
+    """
     from experiments import bundle, outcome
 
+    done = outcome.finished(folders)
     outcome.plot(
-        [bundle.read(folder, with_steps=False) for folder in outcome.finished(folders)],
+        [bundle.read(folder, with_steps=False) for folder in done],
         out or folders[0],
         style=style,
         width_mm=width_mm,
@@ -236,7 +302,31 @@ def plot(
         formats=outcome.formats_of(formats, "--formats"),
         request_class=request_class,
         about=" ".join(outcome.answers(folders)),
+        runs=outcome.read_runs(done),
     )
+
+
+@app.command(name="report")
+@guarded
+def write_report(
+    folders: Folders,
+    out: Annotated[
+        Path | None, typer.Option(help="The page. Default: report.html in the first folder.")
+    ] = None,
+) -> None:
+    """Write one HTML page of results that opens offline: what was slow, and why.
+
+    Tables, distributions with their floors, load over time, what each replica did when, and the
+    ten worst requests step by step.
+
+    \b
+    Examples:
+      phasewise report results/quickstart
+      phasewise report results/a results/b/sarathi --out both.html
+    """
+    from experiments import outcome
+
+    outcome.report(folders, out)
 
 
 # --- names and metrics
@@ -249,12 +339,19 @@ def list_names(
         str,
         typer.Argument(
             help="policies, routers, orders, predictors, devices, models, presets, engines, "
-            "configs, formats or traces."
+            "configs, formats or traces.",
+            autocompletion=completion.kinds,
         ),
     ],
     json: AsJson = False,
 ) -> None:
-    """List ready-made names."""
+    """List ready-made names.
+
+    \b
+    Examples:
+      phasewise list policies
+      phasewise list devices --json
+    """
     from experiments import outcome
 
     outcome.list_names(kind, as_json=json)
@@ -263,7 +360,13 @@ def list_names(
 @app.command()
 @guarded
 def metrics(json: AsJson = False) -> None:
-    """Print how each metric is defined."""
+    """Print how each metric is defined.
+
+    \b
+    Examples:
+      phasewise metrics
+      phasewise metrics --json
+    """
     from experiments import outcome
 
     outcome.metrics(as_json=json)
@@ -272,8 +375,13 @@ def metrics(json: AsJson = False) -> None:
 @app.command()
 @guarded
 def phases(
-    model: Annotated[str, typer.Option(help="Name, or a Hugging Face config.json.")],
-    device: Annotated[str, typer.Option(help="Name of a data sheet.")],
+    model: Annotated[
+        str,
+        typer.Option(help="Name, or a Hugging Face config.json.", autocompletion=completion.models),
+    ],
+    device: Annotated[
+        str, typer.Option(help="Name of a data sheet.", autocompletion=completion.devices)
+    ],
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="Decodes, or prompts, of a step.")] = 32,
     context: Annotated[
@@ -292,7 +400,13 @@ def phases(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """The arithmetic of prefill and decode: FLOPs, bytes, what bounds them, and the floors."""
+    """The arithmetic of prefill and decode: FLOPs, bytes, what bounds them, and the floors.
+
+    \b
+    Examples:
+      phasewise phases --model llama-3.1-8b --device h100-sxm
+      phasewise phases --model llama-3.1-8b --device a100-sxm-80gb --plot roofline.html
+    """
     from experiments.phases import Question, run
 
     asked = Question(
@@ -323,12 +437,22 @@ def info(
         list[str] | None,
         typer.Option("--column", metavar="OURS=THEIRS", help="Name of a column; repeatable."),
     ] = None,
+    json: AsJson = False,
 ) -> None:
-    """Print counts, rate, burstiness, quantiles, and what was odd."""
-    from experiments.outcome import pairs
-    from traces.info import describe, render
+    """Print counts, rate, burstiness, quantiles, and what was odd.
 
-    typer.echo(render(describe(file, format, pairs(columns or [], "--column"))))
+    \b
+    Examples:
+      phasewise trace info mine.csv
+      phasewise trace info log.csv --column arrival_s=timestamp
+    """
+    from json import dumps
+
+    from experiments.outcome import pairs
+    from traces.info import as_json, describe, render
+
+    found = describe(file, format, pairs(columns or [], "--column"))
+    typer.echo(dumps(as_json(found), indent=1) if json else render(found))
 
 
 @trace_app.command()
@@ -357,7 +481,12 @@ def prefix(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Count the prompt tokens that prefix caches of any size would have found."""
+    """Count the prompt tokens that prefix caches of any size would have found.
+
+    \b
+    Examples:
+      phasewise trace prefix mine.jsonl --capacity 1000 --capacity 5%
+    """
     from json import dumps
 
     import traces
@@ -374,7 +503,9 @@ def prefix(
 @trace_app.command()
 @guarded
 def synth(
-    preset: Annotated[str, typer.Argument(help="Name of a preset.")],
+    preset: Annotated[
+        str, typer.Argument(help="Name of a preset.", autocompletion=completion.presets)
+    ],
     requests: Annotated[int, typer.Option("-n", "--requests", min=1, help="Requests to make.")],
     output: Annotated[Path, typer.Option("-o", "--output", help=".csv or .jsonl, also .gz.")],
     rate: Annotated[
@@ -382,7 +513,12 @@ def synth(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all draws.")] = 0,
 ) -> None:
-    """Make a synthetic trace."""
+    """Make a synthetic trace.
+
+    \b
+    Examples:
+      phasewise trace synth azure-conv-2023 -n 1000 -o conv.csv --rate 4 --seed 1
+    """
     from experiments.names import unknown
     from sim.errors import TraceError
     from traces.generators import GENERATORS, as_rows
@@ -412,7 +548,12 @@ def fetch(
     name: Annotated[str, typer.Argument(help="Name of a public trace (`phasewise list traces`).")],
     out: Annotated[Path, typer.Option(help="Folder to download into.")] = Path(),
 ) -> None:
-    """Download a public trace from its publisher."""
+    """Download a public trace from its publisher.
+
+    \b
+    Examples:
+      phasewise trace fetch azure-conv-2023 --out traces
+    """
     from traces.fetch import fetch as download
 
     for fetched in download(name, out):
@@ -441,7 +582,12 @@ def from_bench(
     run: Annotated[int | None, typer.Option(min=1, help="Which of several runs in a file.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrival times that must be drawn.")] = 0,
 ) -> None:
-    """Make a trace of a real server's benchmark: the same requests at the same times."""
+    """Make a trace of a real server's benchmark: the same requests at the same times.
+
+    \b
+    Examples:
+      phasewise trace from-bench result.json --out mine.csv
+    """
     from experiments.outcome import pairs
     from experiments.validation.bench_trace import trace_of
     from experiments.validation.measured import read_measurement

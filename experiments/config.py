@@ -31,8 +31,12 @@ from sim.errors import ConfigError
 CONFIGS = Path(__file__).with_name("configs")
 """Folder of the shipped configs."""
 
-_OF_THE_FILE = ("name", "about", "answer", "compare", "grid", "replications", "schema_version")
+_OF_THE_FILE = (
+    "name", "about", "answer", "compare", "grid", "replications", "schema_version", "sweep"
+)  # fmt: skip
 """Keys that belong to the file as a whole, not to a variant."""
+_CHOOSING = ("answer", "compare", "grid", "sweep")
+"""Those that say which variants there are and what is told of them."""
 _LONGEST_PATH = 4000
 _LONGEST_SLUG = 120
 """Characters of a folder's name: file systems take 255 bytes, and partial results add some."""
@@ -105,6 +109,35 @@ def load(
     Raises:
         ConfigError: One line naming file, key, value and what would do.
     """
+    return _plan(open_config(config, settings, overrides, deprecated), strict=strict)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A config as it was read, before its variants are resolved.
+
+    Attributes:
+        raw: Its keys, those of the whole file overridden already.
+        last: What has the last word in every variant, and where that stands.
+        source: Where it was read from, for messages.
+        folder: Where relative paths in it start.
+        notes: On deprecated keys.
+    """
+
+    raw: Mapping[str, Any]
+    last: Sequence[tuple[Mapping[str, Any], str]]
+    source: str
+    folder: Path
+    notes: tuple[str, ...]
+
+
+def open_config(
+    config: str | Path | Mapping[str, Any],
+    settings: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    deprecated: Sequence[Renamed] = DEPRECATED,
+) -> Opened:
+    """Read a config without resolving it. Arguments and errors as of `load`."""
     source, folder, raw = _read(config)
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{source}: holds {shown(raw)}; expected keys with values")
@@ -125,7 +158,7 @@ def load(
         )
     ]
     of_file = {key: layer.pop(key) for layer, _ in last for key in _OF_THE_FILE if key in layer}
-    return _plan({**raw, **of_file}, last, source, folder, notes, strict=strict)
+    return Opened({**raw, **of_file}, last, source, folder, tuple(notes))
 
 
 def _read(config: str | Path | Mapping[str, Any]) -> tuple[str, Path, Any]:
@@ -195,27 +228,13 @@ def _take(mapping: dict[str, Any], path: list[str]) -> Any:
 # --- variants
 
 
-def _plan(
-    raw: Mapping[str, Any],
-    last: Sequence[tuple[Mapping[str, Any], str]],
-    source: str,
-    folder: Path,
-    notes: list[str],
-    *,
-    strict: bool,
-) -> Plan:
-    _check_version(raw, source)
-    base = {key: value for key, value in raw.items() if key not in ("answer", "compare", "grid")}
-    base.setdefault("name", Path(source).stem)
-    chosen = _combinations(raw, source)
-    _check_labels([(each.label or "", each.place) for each in chosen], f"{source}: ")
-    experiments = []
-    for label, overrides, _ in chosen:
-        where = source if label is None else f"{source}: variant {label}"
-        stack = [(base, source), (overrides, where), *last]
-        if label is not None:
-            _refuse_label_of_all([stack[0], *last])
-        experiments.append(_resolve(label, stack, folder, strict=strict))
+def _plan(opened: Opened, *, strict: bool) -> Plan:
+    raw, source, notes = opened.raw, opened.source, list(opened.notes)
+    experiments = [
+        resolve_variant(opened, variant, strict=strict) for variant in variants_of(opened)
+    ]
+    if raw.get("sweep") is not None:
+        notes.append(f"{source}: sweep: is read by `phasewise sweep` only")
     notes = [*notes, *_unused_predictor(experiments, source)]
     if strict and not any(_is_strict(pool) for each in experiments for pool in _pools(each)):
         notes.append("--strict: changes nothing: no variant has step times from tables")
@@ -223,7 +242,50 @@ def _plan(
     labels = [each.label for each in experiments]
     told = raw.get("answer")
     answer = None if told is None else read_answer(told, labels, f"{source}: answer")
-    return Plan(first.name, first.about, source, folder, tuple(experiments), tuple(notes), answer)
+    return Plan(
+        first.name, first.about, source, opened.folder, tuple(experiments), tuple(notes), answer
+    )
+
+
+def variants_of(opened: Opened) -> list[Chosen]:
+    """What each variant overrides, in order, not resolved.
+
+    Raises:
+        ConfigError: `compare` or `grid` cannot be read, or two labels give the same folder.
+    """
+    _check_version(opened.raw, opened.source)
+    chosen = _combinations(opened.raw, opened.source)
+    _check_labels([(each.label or "", each.place) for each in chosen], f"{opened.source}: ")
+    return chosen
+
+
+def resolve_variant(
+    opened: Opened,
+    variant: Chosen,
+    above: Sequence[tuple[Mapping[str, Any], str]] = (),
+    *,
+    strict: bool = False,
+) -> Experiment:
+    """One variant of a config, resolved and checked.
+
+    Args:
+        opened: The config.
+        variant: One of `variants_of`.
+        above: More keys, nested, that have the last word, and where they stand.
+        strict: As of `load`.
+
+    Raises:
+        ConfigError: One line.
+    """
+    source = opened.source
+    base = {key: value for key, value in opened.raw.items() if key not in _CHOOSING}
+    base.setdefault("name", Path(source).stem)
+    where = source if variant.label is None else f"{source}: variant {variant.label}"
+    last = [*opened.last, *above]
+    if variant.label is not None:
+        _refuse_label_of_all([(base, source), *last])
+    stack = [(base, source), (variant.overrides, where), *last]
+    return _resolve(variant.label, stack, opened.folder, strict=strict)
 
 
 def _unused_predictor(experiments: Sequence[Experiment], source: str) -> list[str]:
@@ -270,7 +332,7 @@ def _check_label(label: object, where: str) -> None:
         )
 
 
-class _Chosen(NamedTuple):
+class Chosen(NamedTuple):
     """What one variant overrides, its label (None: made of the rest) and where that stands."""
 
     label: str | None
@@ -278,7 +340,7 @@ class _Chosen(NamedTuple):
     place: str
 
 
-def _combinations(raw: Mapping[str, Any], source: str) -> list[_Chosen]:
+def _combinations(raw: Mapping[str, Any], source: str) -> list[Chosen]:
     """Each variant: every entry of `compare` with every point of `grid`."""
     combined = []
     for entry, point in itertools.product(
@@ -289,13 +351,13 @@ def _combinations(raw: Mapping[str, Any], source: str) -> list[_Chosen]:
             for texts in ((entry.label, point.label), (entry.place, point.place))
         )
         overrides = layers.lay_over(entry.overrides, point.overrides)
-        combined.append(_Chosen(label or None, overrides, place))
+        combined.append(Chosen(label or None, overrides, place))
     return combined
 
 
-def _compared(compare: object, source: str) -> list[_Chosen]:
+def _compared(compare: object, source: str) -> list[Chosen]:
     if compare is None:
-        return [_Chosen(None, {}, "")]
+        return [Chosen(None, {}, "")]
     if not isinstance(compare, list) or not compare:
         raise ConfigError(f"{source}: compare: {shown(compare)}: expected a list of variants")
     variants = []
@@ -309,13 +371,13 @@ def _compared(compare: object, source: str) -> list[_Chosen]:
             if key in overrides:
                 raise ConfigError(f"{where}.{key}: belongs to the whole file, not to a variant")
         unfolded = layers.unfold(overrides, f"{where}.")
-        variants.append(_Chosen(entry["label"].strip(), unfolded, f"compare[{position}]"))
+        variants.append(Chosen(entry["label"].strip(), unfolded, f"compare[{position}]"))
     return variants
 
 
-def _grid(grid: object, source: str) -> list[_Chosen]:
+def _grid(grid: object, source: str) -> list[Chosen]:
     if grid is None:
-        return [_Chosen(None, {}, "")]
+        return [Chosen(None, {}, "")]
     if not isinstance(grid, Mapping) or not grid:
         raise ConfigError(f"{source}: grid: {shown(grid)}: expected keys with lists of values")
     for key, values in grid.items():
@@ -328,7 +390,7 @@ def _grid(grid: object, source: str) -> list[_Chosen]:
             f"{key.rpartition('.')[2]}={_word(value)}" for key, value in point.items()
         )
         place = ", ".join(f"grid.{key}[{at}]" for key, (at, _) in zip(grid, numbered, strict=True))
-        points.append(_Chosen(label, layers.unfold(point, f"{source}: grid."), place))
+        points.append(Chosen(label, layers.unfold(point, f"{source}: grid."), place))
     return points
 
 

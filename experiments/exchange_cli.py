@@ -25,6 +25,11 @@ def diff(
     """Find the first iteration at which two runs, or a run and an engine's log, part.
 
     Ends with 0 if they are the same, and with 1 if they part.
+
+    \b
+    Examples:
+      phasewise diff results/a/sarathi results/b/sarathi
+      phasewise diff results/a/vllm-v1 engine.jsonl --ignore start_ns --ignore end_ns
     """
     from json import dumps
 
@@ -56,7 +61,13 @@ def export(
         float | None, typer.Option("--until", help="Only up to this second (perfetto).")
     ] = None,
 ) -> None:
-    """Write results in the formats of other tools."""
+    """Write results in the formats of other tools.
+
+    \b
+    Examples:
+      phasewise export results/quickstart --format csv --out tables
+      phasewise export results/quickstart/sarathi --format perfetto --from 10 --until 20
+    """
     import math
 
     from experiments import outcome

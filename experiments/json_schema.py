@@ -18,10 +18,13 @@ from experiments import engines, listing, options
 from experiments import schema as keys
 from experiments.schema import POOL_KEYS, Experiment
 from experiments.step_times import LinkOption, NoiseOption, ProfileOptions
+from experiments.sweep.axes import MOST_STEPS, SCALES
+from experiments.sweep.definition import MOST_POINTS
+from experiments.sweep.draws import METHODS
 from kernels_profile.distserve import FITS
 from kernels_profile.graphs import GRAPHS
 from kernels_profile.host import HOSTS, HostOverhead
-from policies import AUTOSCALERS, MIGRATORS, ORDERS, POLICIES, PREDICTORS, ROUTERS
+from policies import AUTOSCALERS, MIGRATORS, ORDERS, POLICIES, PREDICTORS, ROLE_SWITCHERS, ROUTERS
 from sim.step_time import LinearStepTime
 from traces.generators import GENERATORS
 
@@ -36,6 +39,7 @@ _REGISTRY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "predictor": PREDICTORS,
         "autoscaler": AUTOSCALERS,
         "migrator": MIGRATORS,
+        "switcher": ROLE_SWITCHERS,
     }
 )
 _PLUGINS_OF_USERS = r"^[\w.]+:\w+$"
@@ -49,7 +53,8 @@ def json_schema() -> Schema:
     pool: Schema = definitions["Pool"]
     pool["properties"].update(_engine_keys())
     del pool["required"]
-    for owner in (pool, schema, definitions["Autoscale"], definitions["Migration"]):
+    within = (definitions[name] for name in ("Autoscale", "Migration", "RoleSwitching"))
+    for owner in (pool, schema, *within):
         for key in _REGISTRY:
             if key in owner["properties"]:
                 owner["properties"][key] = _choice(key, owner["properties"][key])
@@ -68,6 +73,7 @@ def json_schema() -> Schema:
         "description": "Dotted key to values; every combination is a variant.",
     }
     top["answer"] = _answer(definitions)
+    top["sweep"] = _sweep()
     _allow_presets(definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -78,6 +84,50 @@ def json_schema() -> Schema:
         "patternProperties": {r"^\w+(\.\w+)+$": True},
         "additionalProperties": False,
         "$defs": definitions,
+    }
+
+
+def _sweep() -> Schema:
+    """As `experiments.sweep.definition` reads it."""
+    number = {"type": "number"}
+    ends = {"from": number, "to": number}
+    shape = {"scale": {"enum": [*SCALES]}, "whole": {"type": "boolean"}}
+    listed: Schema = {"type": "array", "minItems": 1}
+    steps = {"type": "integer", "minimum": 2, "maximum": MOST_STEPS}
+    stepped = {
+        "type": "object",
+        "properties": {**ends, "steps": steps, **shape},
+        "required": ["from", "to", "steps"],
+        "additionalProperties": False,
+    }
+    drawn_from = {
+        "type": "object",
+        "properties": {**ends, **shape},
+        "required": ["from", "to"],
+        "additionalProperties": False,
+    }
+    drawn = {
+        "type": "object",
+        "properties": {
+            "points": {"type": "integer", "minimum": 1, "maximum": MOST_POINTS},
+            "seed": {"type": "integer", "minimum": 0, "maximum": MOST_POINTS},
+            "over": {"type": "object", "additionalProperties": {"anyOf": [listed, drawn_from]}},
+        },
+        "required": ["points", "over"],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "object",
+        "description": "What `phasewise sweep` runs: every combination of its parts. Keys are "
+        "dotted; variants.LABEL.KEY sets one of a single variant.",
+        "properties": {
+            "grid": {"type": "object", "additionalProperties": {"anyOf": [listed, stepped]}},
+            "list": {**listed, "items": {"type": "object"}},
+            **dict.fromkeys(METHODS, drawn),
+            "slo_scales": {"type": "array", "items": {**number, "minimum": 1e-6, "maximum": 1e6}},
+            "quantities": {"type": "array", "items": {"type": "string"}},
+        },
+        "additionalProperties": False,
     }
 
 
@@ -246,7 +296,7 @@ def _distserve_fit() -> Schema:
 
 
 def _variant(top: Mapping[str, Any]) -> Schema:
-    of_the_file: Iterable[str] = ("name", "about", "schema_version")
+    of_the_file: Iterable[str] = ("name", "about", "schema_version", "sweep")
     properties = {key: value for key, value in top.items() if key not in of_the_file}
     properties["label"] = {"type": "string", "description": "Name in tables and figures."}
     return {

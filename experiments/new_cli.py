@@ -28,10 +28,9 @@ TEMPLATES = Path(__file__).with_name("templates")
 def policy(name: Name, out: Out = Path()) -> None:
     """Write a policy that works, its tests and a config that compares it.
 
+    \b
     Examples:
-
       phasewise new policy short_first
-
       phasewise check-policy short_first:ShortFirst
     """
     _write("policy", name, out)
@@ -42,8 +41,8 @@ def policy(name: Name, out: Out = Path()) -> None:
 def router(name: Name, out: Out = Path()) -> None:
     """Write a router that works, its tests and a config that compares it.
 
+    \b
     Examples:
-
       phasewise new router near_cache
     """
     _write("router", name, out)

@@ -101,7 +101,12 @@ def import_tables(
         str | None, typer.Option(help="Commit of the project, where its files do not say.")
     ] = None,
 ) -> None:
-    """Turn another project's profile into tables for step_time: {model: profile}."""
+    """Turn another project's profile into tables for step_time: {model: profile}.
+
+    \b
+    Examples:
+      phasewise profile import vidur/data/profiling --from vidur --out tables
+    """
     from experiments import profile_import
 
     with input_of_user(out):
@@ -144,6 +149,11 @@ def run_profile(
 
     Every operator gets a coarse grid before any gets a finer one. The card's settings are left as
     they are.
+
+    \b
+    Examples:
+      phasewise profile run --models llama-3.1-8b --out tables --plan
+      phasewise profile run --models llama-3.1-8b,qwen3-30b-a3b --out tables --budget-s 600
     """
     from experiments import profile_run
 
@@ -173,6 +183,10 @@ def show_tables(
     """Say where tables come from, what they hold, and which models they suffice for.
 
     Interpolation: the median error of points that are taken from their two neighbours.
+
+    \b
+    Examples:
+      phasewise profile show tables --model llama-3.1-8b
     """
     from experiments import profile_show
 
@@ -190,6 +204,10 @@ def replay_trace(context: typer.Context) -> None:
     """Serve requests on the card with our kernels, and compare with a simulation of the same run.
 
     The options are those of ``python -m experiments.replay``, which needs less to be installed.
+
+    \b
+    Examples:
+      phasewise profile replay --help
     """
     from experiments import replay
 

@@ -82,7 +82,14 @@ def validate(
         str, typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none.")
     ] = "html",
 ) -> None:
-    """Hold the simulation against measured servers, or (--config, --measured) against your own."""
+    """Hold the simulation against measured servers, or (--config, --measured) against your own.
+
+    \b
+    Examples:
+      phasewise validate
+      phasewise validate kv-transfer-h800 --rows
+      phasewise validate --config mine.yaml --measured result.json --fit host
+    """
     of_cases = {"--rows": rows, "--update": update, "--only-changes": only_changes}
     of_yours = {
         "--format": format, "--column": columns, "--run": run, "--variant": variant,

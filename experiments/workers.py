@@ -46,11 +46,11 @@ def run_apart(waiting: Sequence[Job], folder: Path, processes: int, on_change: O
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["experiments.workers", "sim.event_loop", "pyarrow.parquet"])
-    _start_server()
+    start_server()
     rest = iter(waiting)
     running: dict[Connection, tuple[BaseProcess, Job]] = {}
     try:
-        with _remembered_interrupt() as check:
+        with remembered_interrupt() as check:
             _start(context, rest, running, processes, folder, on_change)
             while running:
                 for connection in wait(list(running), timeout=1.0):
@@ -68,7 +68,7 @@ def run_apart(waiting: Sequence[Job], folder: Path, processes: int, on_change: O
 
 
 @contextmanager
-def _remembered_interrupt() -> Iterator[Callable[[], None]]:
+def remembered_interrupt() -> Iterator[Callable[[], None]]:
     """Ctrl-C counts even where Python drops its exception, as it does inside a finalizer.
 
     Yields a check that raises KeyboardInterrupt if Ctrl-C was pressed before.
@@ -96,7 +96,7 @@ def _remembered_interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, usual)
 
 
-def _start_server() -> None:
+def start_server() -> None:
     """Start the process that workers are forked from, without the working folder on its path.
 
     It runs as ``python -c``, which looks there first: a user's own ``sim`` would be taken for ours.
@@ -104,7 +104,7 @@ def _start_server() -> None:
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
-        with _undisturbed():
+        with undisturbed():
             forkserver.ensure_running()
     finally:
         if before is None:
@@ -114,7 +114,7 @@ def _start_server() -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Hold Ctrl-C back while a process is started: one that nobody knows of could not be ended.
 
     Processes started here inherit that, so that it never reaches a worker before its own handler.
@@ -137,7 +137,7 @@ def _start(
     while len(running) < processes and (job := next(rest, None)) is not None:
         here, there = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(job, folder, there), daemon=True)
-        with _undisturbed():
+        with undisturbed():
             process.start()
             running[here] = process, job
         there.close()

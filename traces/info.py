@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,15 +120,28 @@ def render(info: TraceInfo) -> str:
         lines.append("classes     " + ", ".join(f"{k}: {v:,}" for k, v in info.classes.items()))
     if info.block_tokens is not None:
         lines.append(f"prompt block ids, {info.block_tokens} tokens each")
-    if info.reuse is not None and info.reuse.prompt_tokens:
-        found = info.reuse.hit_blocks() * info.reuse.block_tokens
-        share = found / info.reuse.prompt_tokens
+    if (share := _cached_share(info)) is not None:
         lines.append(
             f"an unlimited prefix cache finds {share:.1%} of prompt tokens, requests one after the"
             " other (`phasewise trace prefix` for smaller ones)"
         )
     lines += [f"note: {note}" for note in info.notes]
     return "\n".join(lines)
+
+
+def as_json(info: TraceInfo) -> dict[str, Any]:
+    """`info` as plain values; ``cached_share`` is what an unlimited prefix cache finds."""
+    told = {name: value for name, value in vars(info).items() if name != "reuse"}
+    told |= {"prompt": vars(info.prompt), "output": vars(info.output), "notes": list(info.notes)}
+    told["rates_per_s"] = info.rates_per_s.tolist()
+    told["cached_share"] = _cached_share(info)
+    return told
+
+
+def _cached_share(info: TraceInfo) -> float | None:
+    if info.reuse is None or not info.reuse.prompt_tokens:
+        return None
+    return info.reuse.hit_blocks() * info.reuse.block_tokens / info.reuse.prompt_tokens
 
 
 def spark_line(values: npt.ArrayLike) -> str:

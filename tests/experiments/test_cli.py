@@ -333,6 +333,17 @@ def test_a_trace_is_made_described_and_read_again(tmp_path: Path) -> None:
     assert "requests    20" in described.stdout
 
 
+def test_a_trace_is_described_as_json(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,2\n2,7,1\n")
+
+    told = json.loads(phasewise("trace", "info", str(tmp_path / "t.csv"), "--json").stdout)
+
+    assert told["requests"] == 2
+    assert told["duration_s"] == 2.0
+    assert told["prompt"] == {"mean": 6.0, "p50": 5, "p90": 7, "p99": 7, "largest": 7}
+    assert told["cached_share"] is None
+
+
 def test_check_policy_passes_on_a_shipped_policy() -> None:
     result = phasewise("check-policy", "sarathi", "--workloads", "3", "--set", "budget_tokens=16")
 

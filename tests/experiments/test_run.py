@@ -20,7 +20,7 @@ from experiments import bundle, hashes
 from experiments.config import Plan, load
 from experiments.run import InterruptedRunError, Job, jobs_of, run_jobs
 from experiments.variant import run_variant
-from experiments.workers import _remembered_interrupt
+from experiments.workers import remembered_interrupt
 from sim.errors import ConfigError
 
 LINEAR = {"model": "linear", "base_s": 0.005, "prefill_token_s": 3e-5, "context_token_s": 2e-8}
@@ -81,6 +81,7 @@ def test_the_same_seed_gives_the_same_bytes_but_for_the_wall_clock(tmp_path: Pat
             "series.parquet",
             "steps.parquet",
             "summary.json",
+            "tokens.parquet",
             "transfers.parquet",
         ]
 
@@ -419,7 +420,7 @@ def test_ctrl_c_ends_the_command_and_its_workers(tmp_path: Path, repository: Pat
 
 
 def test_an_interrupt_that_python_drops_still_counts() -> None:
-    with _remembered_interrupt() as check:
+    with remembered_interrupt() as check:
         check()  # nothing was pressed
         with suppress(KeyboardInterrupt):  # as a finalizer does
             os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,202 @@
+"""What ``phasewise sweep`` does, for Python too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.config import open_config, slug
+from experiments.run import InterruptedRunError
+from experiments.sweep.columns import columns_of, with_settings
+from experiments.sweep.dataset import DataSet, locked, open_dataset
+from experiments.sweep.definition import Definition, read_definition, split_settings
+from experiments.sweep.executors import Executor
+from experiments.sweep.points import Planned, plan_points
+from experiments.sweep.unit import FAILED, FINISHED, LOST
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sweep is.
+
+    Attributes:
+        done: Runs whose rows are there.
+        total: Runs in all.
+        failed: Of `done`, those without numbers.
+        rate_per_s: Runs per second since this command began; 0 before the first.
+        left_s: Seconds until the end at this rate; None before the first.
+    """
+
+    done: int
+    total: int
+    failed: int
+    rate_per_s: float
+    left_s: float | None
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What came of a sweep.
+
+    Attributes:
+        folder: Of the data set.
+        points: Points in all.
+        runs: Runs in all.
+        finished: Runs with numbers.
+        failed: Runs that failed; their rows say why.
+        lost: Runs whose workers died; the same command makes them again.
+        kept: Runs that were there already.
+        notes: What a reader should know, one sentence each.
+    """
+
+    folder: Path
+    points: int
+    runs: int
+    finished: int
+    failed: int
+    lost: int
+    kept: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A sweep that was read and resolved, and not begun.
+
+    Attributes:
+        name: Of the config.
+        source: Where it was read from.
+        definition: What is swept.
+        planned: All its runs.
+        notes: One sentence each.
+    """
+
+    name: str
+    source: str
+    definition: Definition
+    planned: Planned
+    notes: tuple[str, ...]
+
+
+def ask(config: str | Path | Mapping[str, Any], settings: Sequence[str] = ()) -> Asked:
+    """Read a config with its sweep, and resolve every point.
+
+    Args:
+        config: As `experiments.config.load` takes it.
+        settings: ``key=value`` texts for every point; with several values, ``key=1,2,4``, an axis.
+
+    Raises:
+        ConfigError: One line.
+    """
+    fixed, axes = split_settings(settings)
+    opened = open_config(config, fixed)
+    definition = read_definition(opened.raw.get("sweep"), axes, opened.source)
+    planned = plan_points(opened, definition)
+    notes = [*opened.notes, *definition.notes]
+    if planned.dropped:
+        notes.append(f"{planned.dropped} points occur more than once, and are run once.")
+    return Asked(planned.experiment.name, opened.source, definition, planned, tuple(notes))
+
+
+def sweep(
+    asked: Asked,
+    out: Path | None,
+    executor: Executor,
+    *,
+    fresh: bool = False,
+    retry: bool = False,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> Swept:
+    """Make every run of a sweep that its folder lacks.
+
+    Args:
+        asked: What to run.
+        out: Folder; None for ``results/NAME-sweep``.
+        executor: Who runs it.
+        fresh: Drop what the folder has; else the same sweep goes on, and another one is refused.
+        retry: Make failed runs again; lost ones are made again in any case.
+        tell: Called with every row, and about once a second.
+
+    Raises:
+        SweepError: The folder cannot be used.
+        InterruptedRunError: Ctrl-C; rows are kept, and the same command makes the rest.
+    """
+    folder = out or Path("results") / f"{slug(asked.name)}-sweep"
+    columns = columns_of(asked.definition, asked.planned.settings.values())
+    with locked(folder):
+        data = open_dataset(folder, _about(asked, columns), columns, fresh=fresh, retry=retry)
+        kept = len(data.statuses)
+        try:
+            _run(asked.planned, data, executor, tell)
+        except KeyboardInterrupt:
+            data.flush()
+            total = len(asked.planned.units) + len(asked.planned.failed)
+            raise InterruptedRunError(
+                f"interrupted: {len(data.statuses)} of {total} runs are in {folder}; the same "
+                "command runs the rest"
+            ) from None
+        finally:
+            data.flush()
+        data.compact()
+    return _swept(folder, asked, data, kept)
+
+
+def _run(
+    planned: Planned, data: DataSet, executor: Executor, tell: Callable[[Progress], None]
+) -> None:
+    settings = planned.settings
+    for row in planned.failed:
+        name = (row["point"], row["variant"], row["replication"])
+        if name not in data.statuses:
+            data.add(with_settings(row, settings[row["point"]], data.columns))
+    waiting = [unit for unit in planned.units if unit.identity not in data.statuses]
+    total, before = len(planned.units) + len(planned.failed), len(data.statuses)
+    began = time.perf_counter()
+    tell(_progress(data, before, total, 0.0))
+    if not waiting:
+        return
+    with closing(executor.run(waiting)) as rows:
+        for made in rows:
+            if made is not None:
+                data.add(with_settings(made, settings[made["point"]], data.columns))
+            data.flush_if_due()
+            tell(_progress(data, before, total, time.perf_counter() - began))
+
+
+def _progress(data: DataSet, before: int, total: int, elapsed_s: float) -> Progress:
+    done = len(data.statuses)
+    rate = (done - before) / elapsed_s if elapsed_s > 0 else 0.0
+    failed = sum(status != FINISHED for status in data.statuses.values())
+    return Progress(done, total, failed, rate, (total - done) / rate if rate else None)
+
+
+def _about(asked: Asked, columns: Mapping[str, str]) -> dict[str, Any]:
+    variants = list(dict.fromkeys(unit.variant for unit in asked.planned.units))
+    return {
+        "name": asked.name,
+        "source": asked.source,
+        "keys": asked.definition.keys,
+        "variants": variants,
+        "slo_scales": list(asked.definition.slo_scales),
+        "points": dict(asked.planned.settings),
+        "columns": dict(columns),
+        "prints": dict(asked.planned.prints),
+    }
+
+
+def _swept(folder: Path, asked: Asked, data: DataSet, kept: int) -> Swept:
+    states = list(data.statuses.values())
+    return Swept(
+        folder,
+        len(asked.planned.settings),
+        len(states),
+        states.count(FINISHED),
+        states.count(FAILED),
+        states.count(LOST),
+        kept,
+        asked.notes,
+    )

@@ -1,0 +1,114 @@
+"""How far a sweep is, and what came of it, for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.sweep.command import Asked, Progress, Swept
+from experiments.sweep.dataset import read_table
+
+_EVERY_S = 10.0
+"""Where there is no terminal, a line so often."""
+
+
+class Teller:
+    """Shows progress on stderr: one line that changes on a terminal, else one line now and then."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = 0.0
+        self._said = -1
+
+    def __call__(self, progress: Progress) -> None:
+        """Take in how far a sweep is."""
+        now, ended = time.monotonic(), progress.done == progress.total
+        every = 0.2 if self._terminal else _EVERY_S
+        if progress.done == self._said or (now - self._last < every and not ended):
+            return
+        self._last, self._said = now, progress.done
+        text = said(progress)
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[2K{text}" + ("\n" if ended else ""))
+            sys.stderr.flush()
+        else:
+            print(text, file=sys.stderr)
+
+
+def said(progress: Progress) -> str:
+    """``12 of 40 runs, 1 failed, 3.1 a second, 9 s left``."""
+    parts = [f"{progress.done:,} of {progress.total:,} runs"]
+    if progress.failed:
+        parts.append(f"{progress.failed:,} failed")
+    if progress.left_s is not None:
+        parts.append(f"{progress.rate_per_s:.3g} a second")
+        if progress.done < progress.total:
+            parts.append(f"{_time(progress.left_s)} left")
+    return ", ".join(parts)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def summed_up(swept: Swept) -> str:
+    """What came of a sweep, in one line."""
+    text = f"{swept.points:,} points, {swept.runs:,} runs: {swept.finished:,} finished"
+    if swept.failed:
+        text += f", {swept.failed:,} failed (column error says why)"
+    if swept.lost:
+        text += f", {swept.lost:,} lost with their workers (the same command runs them again)"
+    if swept.kept:
+        text += f"; {swept.kept:,} were there already"
+    return f"{text}."
+
+
+def print_asked(asked: Asked, *, as_json: bool) -> None:
+    """Print what would run."""
+    planned = asked.planned
+    variants = list(dict.fromkeys(unit.variant for unit in planned.units))
+    told: dict[str, Any] = {
+        "points": len(planned.settings),
+        "variants": variants,
+        "runs": len(planned.units),
+        "cannot_run": [f"{row['variant']}: {row['error']}" for row in planned.failed],
+        "keys": asked.definition.keys,
+    }
+    if as_json:
+        print(json.dumps({**told, "settings": planned.settings}, indent=1))
+        return
+    print(
+        f"{asked.source}: {told['points']:,} points over {', '.join(asked.definition.keys)}; "
+        f"{len(variants)} variant{'s' * (len(variants) != 1)}; {told['runs']:,} runs"
+    )
+    for line in told["cannot_run"]:
+        print(f"- cannot run: {line}")
+
+
+def print_swept(swept: Swept, formats: Sequence[str], *, as_json: bool) -> None:
+    """Print what came of a sweep, and draw its figures."""
+    errors = errors_of(swept.folder)
+    if as_json:
+        counts = {key: value for key, value in asdict(swept).items() if key != "folder"}
+        print(json.dumps({"folder": str(swept.folder), **counts, "errors": errors}, indent=1))
+    else:
+        print(summed_up(swept))
+        for error, count in errors.items():
+            print(f"- failed ({count} runs): {error}")
+        print(f"results: {swept.folder}")
+
+
+def errors_of(folder: Path) -> dict[str, int]:
+    """Every error of a sweep, and how many runs have it, the most frequent first."""
+    from collections import Counter
+
+    errors = read_table(folder, ["error"]).column("error").to_pylist()
+    return dict(Counter(error for error in errors if error).most_common())

@@ -1,0 +1,77 @@
+"""The commands ``phasewise sweep`` and ``phasewise sweep-plot``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.guard import FAILED, guarded
+
+
+@guarded
+def sweep(
+    config: Annotated[
+        str, typer.Argument(help="A YAML file with a key sweep, or the name of a shipped config.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE[,VALUE]",
+            help="Override a key in every point; several values, or {from: 1, to: 8, steps: 4}, "
+            "sweep it. Repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the data set. Default: results/NAME-sweep.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time. Default: one per CPU.")
+    ] = None,
+    executor: Annotated[
+        str, typer.Option(help="local: processes here; ray: a Ray cluster (extra: cluster).")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of an existing Ray cluster, such as auto. Default: one started here."),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Drop the rows of the folder. Default: go on with them."),
+    ] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Run again what failed; else its error is kept.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run, and run nothing.")
+    ] = False,
+    figures: Annotated[
+        str, typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none.")
+    ] = "html",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run every point of a sweep; one data set of all numbers, which a killed sweep goes on with.
+
+    Ends with 0 if every run finished, 1 if some failed (their rows say why, the rest is there), 2
+    if the config or an option is wrong, 130 after Ctrl-C.
+    """
+    from experiments.outcome import formats_of
+    from experiments.sweep import report
+    from experiments.sweep.command import ask
+    from experiments.sweep.command import sweep as run
+    from experiments.sweep.executors import make_executor
+
+    formats = formats_of(figures, "--figures")
+    runner = make_executor(executor, jobs, address)
+    asked = ask(config, settings or [])
+    for note in asked.notes:
+        typer.echo(note, err=True)
+    if dry_run:
+        report.print_asked(asked, as_json=json)
+        return
+    swept = run(asked, out, runner, fresh=fresh, retry=retry, tell=report.Teller())
+    report.print_swept(swept, formats, as_json=json)
+    if swept.finished < swept.runs:
+        raise typer.Exit(FAILED)
