@@ -104,6 +104,8 @@ def candidates_of(texts: str, option: str) -> list[int]:
         first, last = numbers
         doubled = [first << k for k in range((last // first).bit_length())]
         numbers = doubled if doubled[-1] == last else [*doubled, last]
+    if dots and len(numbers) == 2 and numbers[0] >= numbers[1]:
+        raise ConfigError(f"{option} {texts}: expected the smaller first, such as 128..2048")
     if len(set(numbers)) < 2 or min(numbers) < 1:
         raise ConfigError(f"{option} {texts}: expected such as 128,256,512 or 128..2048")
     return list(dict.fromkeys(numbers))
