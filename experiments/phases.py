@@ -348,7 +348,8 @@ def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*map(Text, row))
     # Wide numbers rather go over the edge of a narrow terminal than be cut.
-    console.print(table, width=max(console.width, _WIDEST), crop=False)
+    console.width = max(console.width, _WIDEST)
+    console.print(table)
 
 
 def _say(console: Console, text: str) -> None:
