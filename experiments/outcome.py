@@ -172,9 +172,12 @@ def _show_finished(
         _print_repeated(repeated)
         _print_answers([answer])
         _print_notes(heads)
+    bundles = [bundle.read(each, with_steps=False) for each in done]
+    if not as_json:
+        if not repeated:
+            _print_warnings(bundles)
         _print(f"results: {out}")
     if formats:
-        bundles = [bundle.read(each, with_steps=False) for each in done]
         runs = [each.runs for each in repeated] if repeated else None
         plot(bundles, out, formats=formats, about=answer, runs=runs)
 
@@ -259,6 +262,15 @@ def _print_notes(bundles: Sequence[Head]) -> None:
         "summary.json of each" if len(bundles) > 1 else "summary.json",
     )
     for line in told:
+        console.print(f"- {line}")
+
+
+def _print_warnings(bundles: Sequence[Bundle]) -> None:
+    """What runs are too short for."""
+    from experiments.enough import warnings
+
+    console = _console()
+    for line in warnings(bundles):
         console.print(f"- {line}")
 
 
