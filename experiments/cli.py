@@ -16,8 +16,10 @@ import typer
 from experiments import completion
 from experiments.capacity_cli import capacity
 from experiments.exchange_cli import diff, export
+from experiments.explain_cli import explain
 from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
+from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
 from experiments.sweep_cli import sweep
 from experiments.validate_cli import validate
@@ -39,7 +41,9 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
+app.command()(papers)
 app.command()(sweep)
+app.command()(explain)
 app.command()(diff)
 app.command()(export)
 app.add_typer(new_app, name="new")
@@ -300,8 +304,9 @@ def plot(
     """
     from experiments import bundle, outcome
 
+    done = outcome.finished(folders)
     outcome.plot(
-        [bundle.read(folder, with_steps=False) for folder in outcome.finished(folders)],
+        [bundle.read(folder, with_steps=False) for folder in done],
         out or folders[0],
         style=style,
         width_mm=width_mm,
@@ -309,6 +314,7 @@ def plot(
         formats=outcome.formats_of(formats, "--formats"),
         request_class=request_class,
         about=" ".join(outcome.answers(folders)),
+        runs=outcome.read_runs(done),
     )
 
 

@@ -186,10 +186,14 @@ def _show_finished(
         _print_repeated(repeated)
         _print_answers([answer])
         _print_notes(heads)
+    bundles = [bundle.read(each, with_steps=False) for each in done]
+    if not as_json:
+        if not repeated:
+            _print_warnings(bundles)
         _print(f"results: {out}")
     if formats:
-        bundles = [bundle.read(each, with_steps=False) for each in done]
-        plot(bundles, out, formats=formats, about=answer)
+        runs = [each.runs for each in repeated] if repeated else None
+        plot(bundles, out, formats=formats, about=answer, runs=runs)
 
 
 _DONE = ("finished", "reused")
@@ -272,6 +276,15 @@ def _print_notes(bundles: Sequence[Head]) -> None:
         "summary.json of each" if len(bundles) > 1 else "summary.json",
     )
     for line in told:
+        console.print(f"- {line}")
+
+
+def _print_warnings(bundles: Sequence[Bundle]) -> None:
+    """What runs are too short for."""
+    from experiments.enough import warnings
+
+    console = _console()
+    for line in warnings(bundles):
         console.print(f"- {line}")
 
 
@@ -394,6 +407,20 @@ def _by(bundles: Sequence[Head], by: str, request_class: str | None) -> Comparis
     if by not in ("class", "tenant"):
         raise ConfigError(f"--by {by}: {unknown('kind', by, ('class', 'tenant'))}")
     return compare_by(bundles, "class" if by == "class" else "tenant")
+
+
+def read_runs(folders: Sequence[Path]) -> list[tuple[Bundle, ...]] | None:
+    """All replications of each bundle, itself the first; None if none of them has any."""
+    from experiments.uncertainty import Repeated
+
+    found = []
+    for folder in folders:
+        beside = folder.parent / REPEATED
+        known = bundle.read_values(beside)["folders"] if beside.is_file() else {}
+        its = next((runs for runs in known.values() if runs[0] == folder.name), [folder.name])
+        runs = [bundle.read(folder.parent / each, with_steps=False) for each in its]
+        found.append(Repeated.of(runs[0].label, runs).runs)
+    return found if any(len(runs) > 1 for runs in found) else None
 
 
 def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **options: Any) -> None:

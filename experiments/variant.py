@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments import (
+    attribution,
     changes,
     cluster,
     conditional,
@@ -22,6 +23,7 @@ from experiments import (
     migration,
     pipeline,
     prefix_fetch,
+    roles,
     topology,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
@@ -41,7 +43,7 @@ from sim.event_loop import simulate
 from sim.metrics import Gaps, Ints, run_span_ns, transfer_times_s
 from sim.records import FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
-from sim.slo import SLO, Windows, class_groups, tenant_groups
+from sim.slo import SLO, Windows, class_groups, select, tenant_groups
 from sim.step_time import StepTimeModel
 
 Progress = Callable[[int, int, int], None]
@@ -107,7 +109,10 @@ def _fingerprint(
 
 def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
     """Files of the user's that decide the result: own modules, a model's config.json, tables."""
-    named = [experiment.router, experiment.decode_router or {}]
+    named = [experiment.router, experiment.decode_router or {}, experiment.predictor or {}]
+    named += [experiment.migration.migrator] if experiment.migration is not None else []
+    switching = experiment.pools.role_switching
+    named += [switching.switcher] if switching is not None else []
     for pool in cluster.pools_of(experiment).values():
         named += [pool.policy, pool.order]
         named += [pool.autoscale.autoscaler] if pool.autoscale is not None else []
@@ -158,9 +163,12 @@ def run_variant(
     bundle = _bundle(experiment, folder, workload, built, result, windows)
     notes += _of_sessions(workload, bundle.summary)
     notes += _of_preemptions(result)
+    if experiment.record.attribution is True and not _attributes(experiment, workload.trace):
+        notes.append(attribution.NOT_ATTRIBUTED)
     notes += changes.report(result, bundle.summary)
     notes += topology.report(result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
+    notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
     notes += migration.report(experiment, result, bundle.summary)
     bundle.notes = notes
@@ -306,10 +314,16 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
-        attribution=experiment.record.attribution,
+        attribution=_attributes(experiment, trace),
         decisions=experiment.record.decisions,
         on_steps=None if file is None else file.write,
     )
+
+
+def _attributes(experiment: Experiment, trace: Trace) -> bool:
+    """Whether it is recorded where time went."""
+    said = experiment.record.attribution
+    return said == "always" or (said is True and len(trace) <= attribution.MOST_REQUESTS)
 
 
 def _bundle(
@@ -329,7 +343,11 @@ def _bundle(
     models = _step_times(built.cluster, result)
     saved = saved_prefill_each_s(requests, models)
     summary = summarize(
-        {**requests, "saved_prefill_s": saved, **transfer_times_s(requests, result.transfers)},
+        {
+            **attribution.without_phases(requests),
+            "saved_prefill_s": saved,
+            **transfer_times_s(requests, result.transfers),
+        },
         itl=gaps,
         reuse=_reuse(workload.trace, result) if has_cache(result.replicas) else None,
         tenant_itl=_gaps(result, groups, tenants) if len(tenants) > 1 else None,
@@ -350,6 +368,8 @@ def _bundle(
             if replica.staged_bytes
         },
     )
+    if split := attribution.summarize(select(requests, mask)):
+        summary["attribution"] = split
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),
         environment={},

@@ -7,7 +7,7 @@ happened to schedule first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Any
@@ -85,6 +85,28 @@ class Clock(Environment):
             return Infinity
         return queue[0][0]
 
+    def instants(self) -> Iterator[int]:
+        """Run until nothing is left, stopping after each instant in which things happened.
+
+        An instant in which routers' snapshots were taken, or the series was sampled, and nothing
+        else, is none.
+
+        Yields:
+            The instant whose phases are over.
+        """
+        happened = False
+        while True:
+            when_ns = self.peek()
+            if happened and when_ns > self._now:
+                happened = False
+                yield now_ns(self)
+                continue  # whoever was told may have done more at this very instant
+            if when_ns == Infinity:
+                return
+            priority = int(self._queue[0][1])
+            happened = happened or (priority != Phase.SNAPSHOT and priority < Phase.SAMPLE)
+            self.step()
+
     def _only_ticks(self) -> bool:
         """Whether nothing is left to happen but looks at what no longer changes."""
         return all(
@@ -157,3 +179,11 @@ class Doorbell(Event):
             self._ok = True
             self._value = None
             self.env.schedule(self, priority, 0)  # type: ignore[arg-type]
+
+
+def looks_to_come(env: Environment) -> bool:
+    """Whether somebody will look at the cluster, and may change it then (an autoscaler)."""
+    return any(
+        isinstance(event, Tick) and event.callbacks and int(priority) != Phase.SNAPSHOT
+        for _, priority, _, event in env._queue
+    )

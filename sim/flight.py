@@ -108,15 +108,25 @@ class Flight:
             return True
         return any(other is request for other, _ in self.chunks)
 
+    @property
+    def cargo(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """(request, tokens) of its chunks, and the requests that it computes in vain."""
+        chunks = tuple((request.index, tokens) for request, tokens in self.chunks)
+        return chunks, tuple(request.index for request in self.given_up)
+
+    @property
+    def brings_on(self) -> bool:
+        """Whether its end brings a request forward: it emits a token, or completes a prefill."""
+        return self.ticks or any(
+            request.computed_then + tokens >= request.target_tokens
+            for request, tokens in self.chunks
+            if request not in self.goes_on
+        )
+
     def chunk_steps_ns(self, model: StepTimeModel, n: int, first_iteration: int) -> list[int]:
         """Lengths of `n` iterations that compute the next chunks of the same prompts, ns."""
         numbers = range(first_iteration, first_iteration + n)
         return [model.step_ns(work, i) for work, i in zip(self._works(n), numbers, strict=True)]
-
-    @property
-    def extra_ns(self) -> int:
-        """Of its length, what is in no step time."""
-        return self.copied_ns + self.idle_ns
 
     def works(self, first: int, n: int) -> Iterator[StepWork]:
         """What each of `n` iterations from number `first` on computes, padding included."""

@@ -79,7 +79,7 @@ class HandOver:
         """A replica is new, or new after a failure: tell its policy of what admissions wait for."""
         if self.spec.push and replica.role == "prefill":
             replica.state.onward = _Onward(replica, self.streams)
-        elif self._live.spec.local_prefill is not None and replica.role == "decode":
+        elif self._live.prefills_anywhere and replica.role == "decode":
             replica.state.onward = InLine(self, replica)
 
     # --- before the prefill ends: push, or the decode replica chosen first
@@ -155,6 +155,8 @@ class HandOver:
         live = self._live
         assert live.decode is not None
         self._called = False
+        if live.mixing is not None:
+            live.mixing.look()
         pulls = [*self.stranded, *self._again, *self.waiting]
         self.stranded, self._again, self.waiting = [], [], []
         for pull in pulls:
@@ -371,6 +373,24 @@ class HandOver:
         source.notify()
         if self.spec.push and target.kv.has_cache:  # what has come can be found (rule 44)
             live.more_room()
+
+    # --- the state as a whole
+
+    def standing(self) -> Hashable:
+        """All that decides what happens next between the pools, counted from now (rule 84)."""
+        pulls = tuple(tuple(p.request.index for p in queue) for queue in self.pulls.values())
+        stranded = tuple(pull.request.index for pull in self.stranded)
+        return pulls, stranded, tuple(map(self._standing_of, self.transfers.values()))
+
+    def _standing_of(self, transfer: Transfer) -> Hashable:
+        now, end = now_ns(self.env), transfer.end
+        if end is None or isinstance(end, Instant):
+            staged = end is None and transfer.withheld is None
+            rest: Hashable = now if staged else max(0, transfer.due_ns - now)
+        else:
+            rest = end.standing()
+        places = transfer.request.index, transfer.source.place, transfer.target.place
+        return places, transfer.prefilled_ns is None, transfer.withheld, rest
 
     # --- a client gives up, a replica fails or comes up
 

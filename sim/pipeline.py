@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -57,6 +57,7 @@ class Ride:
         worked_ns: Time of the stages that it has entered so far.
         entered_ns: When it moved there.
         ready_ns: When it may move on.
+        ready: The wake-up then.
         lengths: For a run: of each stage, the time of each iteration in it, ns.
     """
 
@@ -66,6 +67,7 @@ class Ride:
         "iteration",
         "lengths",
         "models",
+        "ready",
         "ready_ns",
         "riders",
         "stage",
@@ -81,7 +83,14 @@ class Ride:
         self.iteration = iteration
         self.stage = self.worked_ns = 0
         self.entered_ns = self.ready_ns = flight.start_ns
+        self.ready: Instant | None = None
         self.lengths: list[list[int]] = []
+
+    @property
+    def lengths_to_come(self) -> tuple[int, ...]:
+        """Its time in the stages after the one where it is, ns."""
+        models, work = self.models[self.stage + 1 :], self.flight.work
+        return tuple(model.step_ns(work, self.iteration) for model in models)
 
 
 class PipelineReplica(Replica):
@@ -199,6 +208,8 @@ class PipelineReplica(Replica):
     def _lose_ride(self, ride: Ride, now: int) -> None:
         flight = ride.flight
         flight.ends_ns = []
+        if ride.ready is not None:
+            ride.ready.call_off()
         began = flight.start_ns
         if began < now:
             twice_ns = max(0, self._busy_until_ns - began)
@@ -283,7 +294,8 @@ class PipelineReplica(Replica):
         length = ride.models[stage].step_ns(ride.flight.work, ride.iteration)
         ride.stage, ride.entered_ns, ride.ready_ns = stage, now, now + length
         ride.worked_ns += length
-        Instant(self.env, length, self._step_end).callbacks.append(self._stage_ends)
+        ride.ready = Instant(self.env, length, self._step_end)
+        ride.ready.callbacks.append(self._stage_ends)
 
     def _stage_ends(self, _: Event) -> None:
         """Phase (1): batches that are ready move on, from the last stage to the first."""
@@ -445,8 +457,8 @@ class PipelineReplica(Replica):
             ride.entered_ns = ride.ready_ns
             ride.ready_ns += lengths[ride.stage]
         self._stages[ride.stage] = ride
-        end = Instant(self.env, ride.ready_ns - now, self._step_end)
-        end.callbacks.append(self._stage_ends)
+        ride.ready = Instant(self.env, ride.ready_ns - now, self._step_end)
+        ride.ready.callbacks.append(self._stage_ends)
 
     def _next_pass_ns(self, flight: Flight, instant_ns: int) -> int:
         """A pass is made when somebody comes while the first stage is free, or when that is."""
@@ -473,6 +485,8 @@ class PipelineReplica(Replica):
     def _lose(self, ride: Ride) -> None:
         """The iteration under way never happened; its requests are as they were before it."""
         self._advance(ride.flight, ride.flight.applied)
+        if ride.ready is not None:
+            ride.ready.call_off()
         if self._ledger is not None:
             self._bill_lost(self._ledger, ride.flight)
         self.in_flight.remove(ride.flight)
@@ -512,6 +526,14 @@ class PipelineReplica(Replica):
             if self._logs_stages:
                 self._log(ride, n, stage, start, end, busy)
             start += of_stage[0]
+
+    def _under_way(self, now: int) -> Hashable:
+        """See `ReplicaPresent`: of each batch its stage, and its time in that and in the others."""
+        rides = [ride for ride in self._stages if ride is not None]
+        return tuple(
+            (ride.stage, max(0, ride.ready_ns - now), ride.lengths_to_come, ride.flight.cargo)
+            for ride in rides
+        )
 
     def _log(self, ride: Ride, n: int, stage: int, start: int, end: int, busy: int) -> None:
         used, waiting = self.kv.total_blocks - self.kv.free_blocks, len(self.state.waiting)

@@ -628,6 +628,10 @@ class ReplicaView(Protocol):
         """Time to prefill so many tokens that follow `cached` ones, alone on the replica, ns."""
         ...
 
+    def decode_ns(self, requests: int, tokens: int) -> int:
+        """Time of one step of so many decodes, with so many tokens of context in all, ns; 0: 0."""
+        ...
+
 
 class Router:
     """Which replica of a pool gets a request.

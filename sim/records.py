@@ -407,8 +407,8 @@ class Recorder:
 
     def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
         """The request has ended, or the run has."""
-        if self.attributions is not None:
-            self.attributions.add(life)
+        if self.attributions is not None and life.account is not None:
+            self.attributions.add(life.account)
         code = self.reasons.setdefault(reason, len(self.reasons))
         arrival = life.arrival
         row = _OUTCOME_ROW.pack(

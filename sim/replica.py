@@ -89,7 +89,9 @@ class Replica(ReplicaMoves):
     def _note_pass(self, ledger: Ledger, batch: ScheduledBatch, now: int) -> None:
         """Those who wait know why, as of this pass."""
         held = self.state.refused_onward or (self.role == "prefill" and self.held_for_transfer > 0)
-        ledger.passed(batch.cause or batch.deaf_cause, now, held=held)
+        cause = batch.cause or batch.deaf_cause
+        if cause != ledger.cause or held or ledger.held or ledger.line.newcomers:
+            ledger.passed(cause, now, held=held)
 
     def _pull(self, state: ReplicaState) -> None:
         """Send for KV: while nobody waits, or as far as the line goes (`sim.local_prefill`)."""
@@ -254,7 +256,9 @@ class Replica(ReplicaMoves):
         if self._changing is not None and self.state.waiting and not self._no_turn(batch):
             return 1
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
-        if n == 1 or self.state.preempted or (self._tells_chunks and flight.chunks):
+        if n == 1 or self.state.preempted:
+            return 1
+        if flight.chunks and (self._tells_chunks or (self._steps_prefills and not flight.ticks)):
             return 1
         if self.role == "decode" and self._cache and self._may_find_more():
             return 1

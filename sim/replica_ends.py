@@ -14,7 +14,7 @@ from sim.flight import Flight
 from sim.ledger import Ledger
 from sim.records import PREFILLED
 from sim.replica_parts import FIRST_RUN
-from sim.replica_present import ReplicaPresent
+from sim.replica_present import ReplicaPresent, by_seat
 from sim.replica_spec import DRAINING
 from sim.request import NEVER, Request
 
@@ -33,6 +33,12 @@ class ReplicaEnds(ReplicaPresent):
             self._cut()
         elif self._idle:
             self._bell.ring(self._turn)
+
+    def step_prefills(self) -> None:
+        """From now on iterations in which nobody decodes are made one by one (rule 84)."""
+        self._steps_prefills = True
+        if self.in_flight and not self.in_flight[-1].ticks:
+            self._cut()
 
     def _cut(self) -> None:
         """Let the run in flight end at the next boundary; a boundary at this instant is past."""
@@ -96,7 +102,7 @@ class ReplicaEnds(ReplicaPresent):
 
     def _bill(self, ledger: Ledger, flight: Flight, n: int) -> None:
         """The first `n` iterations of a flight are over: to whom their time belongs."""
-        if ledger.line.newcomers:
+        if ledger.line.newcomers and (n > 1 or self.stage_busy_ns):
             self._catch_up(ledger, flight)
         ledger.bill(flight, n)
 
@@ -274,8 +280,3 @@ class ReplicaEnds(ReplicaPresent):
         """Whether nobody is here or expected, and nobody's KV is kept, copied or coming."""
         here = self.lives or self.kept or self.expected or self.guests
         return not (here or self.reserved)
-
-
-def by_seat(request: Request) -> int:
-    """Order of requests that run: that in which they took their seats."""
-    return request.seat

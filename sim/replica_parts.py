@@ -94,6 +94,7 @@ class ReplicaParts:
         "_prefills_too",
         "_recorder",
         "_step_end",
+        "_steps_prefills",
         "_surroundings",
         "_tells_chunks",
         "_this",
@@ -187,6 +188,7 @@ class ReplicaParts:
         self._withholds = withholds_first_token
         self._loads_alone = loads_alone
         self._tells_chunks = tells_chunks
+        self._steps_prefills = False
         # Of this replica alone: who has moved away may be on the agenda of two replicas.
         self._finish_seq = place << 40
         self.condition = UP

@@ -13,7 +13,8 @@ from sim.flight import Flight
 from sim.ledger import Ledger
 from sim.pace import Pace
 from sim.records import Ahead, Lifetime
-from sim.replica_ends import ReplicaEnds, by_seat
+from sim.replica_ends import ReplicaEnds
+from sim.replica_present import by_seat
 from sim.replica_spec import DRAINING
 from sim.request import NEVER, Request
 from sim.startup import WarmUp

@@ -75,8 +75,3 @@ function variantSelect(label, id, choose) {
     ...VALUES.variants.map(({ label: name }, at) => el("option", { value: at }, name)));
   return el("label", {}, label, select);
 }
-
-function attribution(host) {
-  const whys = [...new Set(VALUES.attribution.variants.map(({ why }) => why).filter(Boolean))];
-  host.append(...whys.map((why) => el("p", {}, `Not shown: ${why}.`)));
-}
