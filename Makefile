@@ -13,7 +13,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 SUB := $(MAKE) --no-print-directory --silent
 
-.PHONY: help demo test slow kernels cluster validate conformance bench lint clean
+.PHONY: help demo test slow kernels cluster validate conformance papers bench lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make cluster       run sweeps on Ray clusters of this machine (installs ray)"
 	@echo "make validate      hold the simulator against measured servers (needs the shared data)"
 	@echo "make conformance   compare with the reference on N=2000 random workloads"
+	@echo "make papers        redo the figures of serving papers; writes results/papers (some ten minutes)"
 	@echo "make bench         measure requests and iterations per second"
 	@echo "make lint          ruff, its formatter and mypy"
 	@echo "make clean         remove .venv and caches (results stay)"
@@ -62,6 +63,11 @@ conformance:
 	@echo "make conformance: compares with the reference simulator on $(N) random workloads"
 	@$(SUB) .venv/.installed-dev
 	@PHASEWISE_CONFORMANCE_N=$(N) $(PYTEST) --dist load tests/conformance -m "not bench and not gpu" $(TESTFLAGS)
+
+papers:
+	@echo "make papers: redoes the figures of serving papers with synthetic requests; writes results/papers"
+	@$(SUB) .venv/.installed
+	@$(BIN)/phasewise papers --jobs $(JOBS) --readme experiments/papers/README.md
 
 bench:
 	@echo "make bench: measures the speed of every policy, some minutes; quicker: make bench BENCH=--quick"

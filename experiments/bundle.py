@@ -11,6 +11,7 @@
     transfers.parquet  KV moved from prefill to decode replicas
     migrations.parquet  requests that moved while they ran, or were to; only where they can
     changes.parquet    what happened to replicas: failures, drains, stragglers, slow NICs and so on
+    tokens.parquet     when the tokens of the worst requests came (`experiments.worst`)
     steps.parquet      one row per run of iterations; can be off, no table or figure needs it
     decisions.jsonl    every single iteration with its requests, if wanted (`experiments.exchange`)
     perfetto.json.gz   the run for trace viewers, if wanted
@@ -26,7 +27,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ import numpy.typing as npt
 import yaml
 
 from experiments import strict_yaml
+from sim.attribution import E2E_COLUMNS, TTFT_COLUMNS
 from sim.errors import ConfigError, PhasewiseError
 from sim.metrics import ReplicaFacts
 from sim.records import (
@@ -63,12 +65,14 @@ BUNDLE_VERSION = 1
 _OLDEST_VERSION = 1
 """Oldest version that is still read."""
 
+REQUESTS = "requests.parquet"
 STEPS = "steps.parquet"
 DECISIONS = "decisions.jsonl"
 PERFETTO = "perfetto.json.gz"
 MIGRATIONS = "migrations.parquet"
 POOLS = "pools.parquet"
 CHANGED = "changes.parquet"
+TOKENS = "tokens.parquet"
 INDEX = "variants.json"
 """File that lists the bundles of a run, in their order."""
 
@@ -78,6 +82,7 @@ Gaps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 _VERSION_KEY = b"phasewise.bundle_version"
 _GROUP_ROWS = STEP_CHUNK
 """Rows of a row group: what a run hands over at a time, so that when it is written is the same."""
+_ATTRIBUTED = frozenset((*E2E_COLUMNS, *TTFT_COLUMNS))
 _TEXT = ("session", "request_class", "tenant")
 """Columns of the trace that hold text."""
 _MAYBE = ("turn", "deadline_ns", "first_scheduled_ns", "prefill_end_ns", "first_token_ns")
@@ -132,7 +137,8 @@ class Bundle(Head):
     Attributes:
         requests: One row per arrived request, in trace order, times -1 where they never came; the
             columns of `sim.records.REQUEST_COLUMNS`, ``largest_itl_ns``, those of the trace, and
-            where prefixes are fetched those of `experiments.prefix_fetch`.
+            where prefixes are fetched those of `experiments.prefix_fetch`. Where time is attributed
+            also those of `sim.attribution`.
         itl: Request class to its distinct gaps between tokens, ns ascending, and their counts.
         series: Columns of `sim.records.SERIES_COLUMNS`.
         pools: Columns of `sim.records.POOL_COLUMNS`; empty in bundles of older versions.
@@ -140,6 +146,8 @@ class Bundle(Head):
         migrations: Columns of `sim.records.MIGRATION_COLUMNS` and ``resumed_ns``, in a file where
             requests can move; empty elsewhere.
         changes: Columns of `sim.records.CHANGE_COLUMNS`; empty in bundles of older versions.
+        tokens: Columns of `experiments.worst.TOKEN_COLUMNS`, of the worst requests alone; empty in
+            bundles of older versions.
         steps: Columns of `sim.records.STEP_COLUMNS`; None if not recorded, or written while
             running.
         decisions: Every iteration, to be written; not read back.
@@ -152,6 +160,7 @@ class Bundle(Head):
     changes: Columns
     steps: Columns | None
     migrations: Columns = field(default_factory=dict)
+    tokens: Columns = field(default_factory=dict)
     pools: Columns = field(default_factory=dict)
     decisions: Sequence[Decision] | None = None
 
@@ -245,6 +254,20 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
     _write_json(path, values)
 
 
+def write_page(path: Path, text: str) -> None:
+    """Write a page made of bundles; it appears complete or not at all.
+
+    Raises:
+        BundleError: The disk is full, or the folder cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with _telling(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _write_text(partial, text)
+    with _telling(path):
+        partial.replace(path)
+
+
 def read_values(path: Path) -> dict[str, Any]:
     """Read what `write_values` wrote.
 
@@ -286,6 +309,7 @@ _FILES = frozenset(
         "transfers.parquet",
         MIGRATIONS,
         CHANGED,
+        TOKENS,
         STEPS,
         DECISIONS,
         PERFETTO,
@@ -325,6 +349,8 @@ def write_files(bundle: Bundle, folder: Path) -> None:
         texts = {**places, "outcome": OUTCOMES}
         _write_table(folder / MIGRATIONS, _table(bundle.migrations, texts))
     _write_table(folder / CHANGED, _table(bundle.changes, {"replica": names, "change": CHANGES}))
+    if bundle.tokens:
+        _write_table(folder / TOKENS, _table(bundle.tokens, {}))
     if bundle.steps is not None:
         with StepsFile(folder) as file:
             file.write(bundle.steps, names)
@@ -496,12 +522,13 @@ def _write_groups(writer: pq.ParquetWriter, path: Path, table: pa.Table) -> None
 # --- reading
 
 
-def read(folder: Path, *, with_steps: bool = True) -> Bundle:
+def read(folder: Path, *, with_steps: bool = True, attributed: bool = True) -> Bundle:
     """Read a bundle; without `steps.parquet` it is complete too.
 
     Args:
         folder: Of the bundle.
         with_steps: Read ``steps.parquet`` where there is one; figures do not need it.
+        attributed: Read the columns of attributed time too, which are most of a large bundle.
 
     Raises:
         BundleError: It is none, is not finished, or of a version that is not read.
@@ -520,13 +547,14 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
     has_steps = with_steps and steps.is_file()
     return Bundle(
         **vars(head),
-        requests=_read_table(folder / "requests.parquet", texts),
+        requests=_read_table(folder / REQUESTS, texts, () if attributed else _ATTRIBUTED),
         itl=_read_gaps(folder / "itl.parquet"),
         series=_read_table(folder / "series.parquet", {"replica": names}),
         transfers=_read_table(folder / "transfers.parquet", places),
         pools=_read_table(pools, {"pool": pools_of(head.replicas)}) if pools.is_file() else {},
         migrations=(_read_table(moves, {**places, "outcome": OUTCOMES}) if moves.is_file() else {}),
         changes=_read_changes(folder / CHANGED, names),
+        tokens=_read_table(tokens, {}) if (tokens := folder / TOKENS).is_file() else {},
         steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if has_steps else None,
     )
 
@@ -554,6 +582,41 @@ def _read_changes(path: Path, names: Sequence[str]) -> Columns:
     if not path.is_file():
         return {name: np.zeros(0, np.int64) for name in CHANGE_COLUMNS}
     return _read_table(path, {"replica": names, "change": CHANGES})
+
+
+def read_steps(folder: Path, names: Sequence[str]) -> Iterator[Columns]:
+    """The rows of ``steps.parquet``, a row group at a time.
+
+    Args:
+        folder: Of the bundle.
+        names: Of its replicas, in the order of their indices.
+
+    Raises:
+        BundleError: It is damaged, or of a version that is not read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / STEPS
+    texts = {"replica": names, "cause": CAUSES}
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                yield _columns_of(file.read_row_group(group), texts, path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def count_steps(folder: Path) -> int:
+    """Rows of ``steps.parquet``, from its last bytes.
+
+    Raises:
+        BundleError: It is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    _check_footer(folder / STEPS)
+    return int(pq.read_metadata(folder / STEPS).num_rows)
 
 
 def check_readable(folder: Path) -> None:
@@ -700,8 +763,23 @@ def _check_version(version: object, path: Path) -> None:
         )
 
 
-def _read_table(path: Path, texts: Mapping[str, Sequence[str]]) -> Columns:
-    table = _checked_table(path)
+def read_columns(folder: Path, names: Sequence[str]) -> Columns:
+    """Columns of numbers of ``requests.parquet``, those of them that it has.
+
+    Raises:
+        BundleError: It is damaged, or of a version that is not read.
+    """
+    table = _checked_table(folder / REQUESTS, only=names)
+    return {name: to_numbers(_column(table, name), NEVER) for name in table.column_names}
+
+
+def _read_table(
+    path: Path, texts: Mapping[str, Sequence[str]], without: Collection[str] = ()
+) -> Columns:
+    return _columns_of(_checked_table(path, without=without), texts, path)
+
+
+def _columns_of(table: pa.Table, texts: Mapping[str, Sequence[str]], path: Path) -> Columns:
     columns: Columns = {}
     for name in table.column_names:
         column = _column(table, name)
@@ -714,13 +792,18 @@ def _read_table(path: Path, texts: Mapping[str, Sequence[str]]) -> Columns:
     return columns
 
 
-def _checked_table(path: Path) -> pa.Table:
+def _checked_table(
+    path: Path, *, only: Sequence[str] | None = None, without: Collection[str] = ()
+) -> pa.Table:
+    """A table, or some of its columns, once its version is known to be one that is read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:  # read_table would import pandas
-            table = file.read()
+            present = [name for name in file.schema_arrow.names if name not in without]
+            chosen = present if only is None else [name for name in only if name in present]
+            table = file.read(columns=chosen)
     except (OSError, pa.ArrowInvalid) as error:
         raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"")

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from experiments.cdf import MARKED, Curve, curve_of_gaps, curve_of_values
+from experiments.floor_figure import add_floor
 from experiments.layout import (
     Legend,
     axis_lines,
@@ -20,8 +23,9 @@ from experiments.layout import (
 )
 from experiments.looks import Look, Style, looks
 from experiments.report import RunBundle, measured, metrics_of, unique_labels, verdict_mark
+from experiments.statistics.bands import Band, band_of_gaps, band_of_values
 from sim.metric_definitions import METRICS, Metric
-from sim.metrics import PER_REQUEST, merge_gaps
+from sim.metrics import PER_REQUEST, Floats, Gaps, merge_gaps
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -44,6 +48,7 @@ class Line:
         policy: Name of the policy.
         look: Colour, dash and marker.
         curve: Its points, None where the metric has no value.
+        band: How sure they are, of a variant with replications.
     """
 
     label: str
@@ -51,6 +56,7 @@ class Line:
     policy: str
     look: Look
     curve: Curve | None
+    band: Band | None = None
 
     @property
     def name(self) -> str:
@@ -59,9 +65,19 @@ class Line:
 
 
 def lines_of(
-    bundles: Sequence[RunBundle], key: str, request_class: str | None = None
+    bundles: Sequence[RunBundle],
+    key: str,
+    request_class: str | None = None,
+    runs: Sequence[Sequence[RunBundle]] | None = None,
 ) -> list[Line]:
-    """The curves of one metric, one per bundle."""
+    """The curves of one metric, one per bundle.
+
+    Args:
+        bundles: Of the variants.
+        key: Of the metric.
+        request_class: Only the requests of one class; None for all.
+        runs: Of each bundle all its replications, which together then make its curve and its band.
+    """
     labels = unique_labels(bundles)
     chosen = looks([bundle.policy for bundle in bundles])
     return [
@@ -70,9 +86,11 @@ def lines_of(
             _mark(bundle, request_class),
             bundle.policy,
             look,
-            _curve(bundle, key, request_class),
+            *curve_with_band(its, key, request_class),
         )
-        for bundle, label, look in zip(bundles, labels, chosen, strict=True)
+        for bundle, label, look, its in zip(
+            bundles, labels, chosen, runs or [[each] for each in bundles], strict=True
+        )
     ]
 
 
@@ -89,22 +107,50 @@ def _mark(bundle: RunBundle, request_class: str | None) -> str:
     return ", ".join(mark for mark in marks if mark)
 
 
-def _curve(bundle: RunBundle, key: str, request_class: str | None) -> Curve | None:
+def curve_of(bundle: RunBundle, key: str, request_class: str | None = None) -> Curve | None:
+    """The distribution of one metric in one run; None where it has no value."""
+    return curve_with_band([bundle], key, request_class)[0]
+
+
+def curve_with_band(
+    runs: Sequence[RunBundle], key: str, request_class: str | None = None
+) -> tuple[Curve | None, Band | None]:
+    """The distribution of one metric over all runs of a variant, and how sure it is."""
     if key == "itl":
-        classes = bundle.itl
-        chosen = classes.values() if request_class is None else [classes[request_class]]
-        return curve_of_gaps(merge_gaps(chosen))
-    return curve_of_values(PER_REQUEST[key](measured(bundle, request_class)))
+        gaps = [_gaps(run, request_class) for run in runs]
+        curve = curve_of_gaps(merge_gaps(gaps))
+        return curve, None if curve is None else band_of_gaps(gaps, curve.x)
+    values = [in_order(run, key, request_class) for run in runs]
+    curve = curve_of_values(np.concatenate(values))
+    return curve, None if curve is None else band_of_values(values, curve.x)
 
 
-def figure(key: str, lines: Sequence[Line], style: Style, x_scale: XScale = "log") -> go.Figure:
-    """The distributions of one metric as a plotly figure."""
+def _gaps(run: RunBundle, request_class: str | None) -> Gaps:
+    return merge_gaps(run.itl.values() if request_class is None else [run.itl[request_class]])
+
+
+def in_order(run: RunBundle, key: str, request_class: str | None) -> Floats:
+    """Values of requests that have one, in order of arrival."""
+    requests = measured(run, request_class)
+    values = PER_REQUEST[key](requests)[np.argsort(requests["arrival_ns"], kind="stable")]
+    return values[~np.isnan(values)]
+
+
+def figure(
+    key: str,
+    lines: Sequence[Line],
+    style: Style,
+    x_scale: XScale = "log",
+    floor: Curve | None = None,
+) -> go.Figure:
+    """The distributions of one metric as a plotly figure, and the floors of its requests."""
     import plotly.graph_objects as go
 
     metric, scale = METRICS[key], 1e3 if key in SHOWN_IN_MS else 1.0
     fig = go.Figure()
     for i, line in enumerate(lines):
         if line.curve is not None:
+            add_band(fig, line, f"v{i}", scale, x_scale)
             add_line(fig, line, f"v{i}", style, scale, x_scale)
     shown = [line for line in lines if line.curve is not None]
     legend = Legend.fit([line.name for line in shown], style)
@@ -112,8 +158,12 @@ def figure(key: str, lines: Sequence[Line], style: Style, x_scale: XScale = "log
     lay_out(fig, style, legend)
     set_axes(fig, metric, style, x_scale, heading_of(metric, scale))
     mark_percentiles(fig, style)
+    ends = [] if floor is None else floor.x[[0, -1]].tolist()
     if x_scale == "log":
-        set_log_range(fig, shown, scale)
+        set_log_range(fig, shown, scale, ends)
+    if floor is not None:
+        left = 10 ** fig.layout.xaxis.range[0] if x_scale == "log" else 0.0
+        add_floor(fig, floor, style, scale, left)
     return fig
 
 
@@ -169,6 +219,39 @@ def add_line(
         ),
         *cell,
     )
+
+
+def add_band(
+    fig: go.Figure,
+    line: Line,
+    group: str,
+    scale: float,
+    x_scale: XScale,
+    cell: tuple[int | None, int | None] = (None, None),
+) -> None:
+    """Add the band of a curve, if it has one, behind it."""
+    import plotly.graph_objects as go
+
+    if line.band is None or line.curve is None:
+        return
+    x = scale * line.curve.x
+    there = ~np.isnan(line.band.low) & ((x > 0) | (x_scale == "linear"))
+    red, green, blue = (int(line.look.color[i : i + 2], 16) for i in (1, 3, 5))
+    for ends, fill in ((line.band.high, None), (line.band.low, "tonexty")):
+        fig.add_trace(
+            go.Scatter(
+                x=x[there].tolist(),
+                y=ends[there].tolist(),
+                mode="lines",
+                line={"width": 0, "shape": "hv"},
+                fill=fill,
+                fillcolor=f"rgba({red},{green},{blue},0.2)",
+                hoverinfo="skip",
+                legendgroup=group,
+                showlegend=False,
+            ),
+            *cell,
+        )
 
 
 def add_legend(fig: go.Figure, lines: Sequence[Line], legend: Legend, style: Style) -> None:

@@ -18,6 +18,7 @@ from experiments.capacity_cli import capacity
 from experiments.exchange_cli import diff, export
 from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
+from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
 from experiments.sweep_cli import sweep
 from experiments.validate_cli import validate
@@ -39,6 +40,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.command()(validate)
 app.command()(capacity)
+app.command()(papers)
 app.command()(sweep)
 app.command()(diff)
 app.command()(export)
@@ -117,6 +119,9 @@ def run(
         bool,
         typer.Option("--decisions", help="Also write every scheduling decision (phasewise diff)."),
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write report.html, as phasewise report does.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Run every variant of a config; print the table, write results and figures.
@@ -127,6 +132,7 @@ def run(
       phasewise run quickstart --set workload.requests=500 --out results/short
       phasewise run mine.yaml --figures svg,pdf --jobs 4
       phasewise run mine.yaml --decisions --trace perfetto
+      phasewise run mine.yaml --report
     """
     from experiments import outcome
     from experiments.config import load, slug
@@ -142,6 +148,7 @@ def run(
         formats=outcome.formats_of(figures, "--figures"),
         as_json=json,
         traces=traces,
+        page=report,
     )
 
 
@@ -285,8 +292,9 @@ def plot(
     """
     from experiments import bundle, outcome
 
+    done = outcome.finished(folders)
     outcome.plot(
-        [bundle.read(folder, with_steps=False) for folder in outcome.finished(folders)],
+        [bundle.read(folder, with_steps=False) for folder in done],
         out or folders[0],
         style=style,
         width_mm=width_mm,
@@ -294,7 +302,31 @@ def plot(
         formats=outcome.formats_of(formats, "--formats"),
         request_class=request_class,
         about=" ".join(outcome.answers(folders)),
+        runs=outcome.read_runs(done),
     )
+
+
+@app.command(name="report")
+@guarded
+def write_report(
+    folders: Folders,
+    out: Annotated[
+        Path | None, typer.Option(help="The page. Default: report.html in the first folder.")
+    ] = None,
+) -> None:
+    """Write one HTML page of results that opens offline: what was slow, and why.
+
+    Tables, distributions with their floors, load over time, what each replica did when, and the
+    ten worst requests step by step.
+
+    \b
+    Examples:
+      phasewise report results/quickstart
+      phasewise report results/a results/b/sarathi --out both.html
+    """
+    from experiments import outcome
+
+    outcome.report(folders, out)
 
 
 # --- names and metrics

@@ -16,6 +16,7 @@ from experiments import (
     parts,
     pipeline,
     prefix_fetch,
+    roles,
     scaling,
     schema,
     startup,
@@ -131,6 +132,8 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         local_prefill=conditional.local_prefill(experiment, where),
         prefix_fetch=prefix_fetch.spec_of(experiment, entry, where),
         migration=migration.spec_of(experiment, entry, built.get("decode"), folder, where),
+        roles=roles.spec_of(experiment, folder, where),
+        mixed_pool=roles.mixed_pool(experiment, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())

@@ -194,8 +194,8 @@ def run(
         ConfigError: This is no workload, or the policy refuses such a replica.
     """
     check_workload(workload)
-    arrivals = _arrivals(workload)
-    cluster = _cluster(subject, workload, watch)
+    arrivals = arrivals_of(workload)
+    cluster = cluster_of(subject, workload, watch)
     try:
         result = simulate(
             arrivals,
@@ -244,7 +244,8 @@ def _breach(error: Exception) -> BreachError:
     return BreachError(f"it raised {type(cause).__name__}: {cause} {where}")
 
 
-def _arrivals(workload: Workload) -> list[Arrival]:
+def arrivals_of(workload: Workload) -> list[Arrival]:
+    """The requests of a workload, in order."""
     return [
         Arrival(
             r["arrival_ns"],
@@ -264,7 +265,8 @@ def _in_order(workload: Workload) -> list[dict[str, int]]:
     return sorted(workload["requests"], key=lambda r: int(r["arrival_ns"]))
 
 
-def _cluster(subject: Subject, workload: Workload, watch: type[Policy] | None) -> Cluster:
+def cluster_of(subject: Subject, workload: Workload, watch: type[Policy] | None = None) -> Cluster:
+    """What a workload runs on."""
     transfer = _transfer(workload)
 
     def pool(name: str, replicas: list[dict[str, int]]) -> PoolSpec:

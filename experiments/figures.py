@@ -9,17 +9,21 @@ from __future__ import annotations
 import base64
 import csv
 import html
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from experiments.cache_figures import cache_drawings
-from experiments.cdf import MAX_POINTS
+from experiments.cdf import MAX_POINTS, Curve
 from experiments.cdf_figure import Line, XScale, figure, lines_of
 from experiments.drawing import Drawing
 from experiments.extras import MissingExtraError, require
+from experiments.floor_figure import floor_curves, with_floors
 from experiments.group_figures import group_drawings
 from experiments.looks import FONT, FONT_STACK, PX_PER_MM, SCREEN, STYLES, Style
 from experiments.report import RunBundle
@@ -64,6 +68,7 @@ def plot(
     request_class: str | None = None,
     about: str = "",
     browser: Path | None = None,
+    runs: Sequence[Sequence[RunBundle]] | None = None,
 ) -> Plotted:
     """Draw the distributions of `CDFS`, all bundles in each figure.
 
@@ -80,6 +85,7 @@ def plot(
         request_class: Only the requests of one class; None for all.
         about: A sentence above the page's figures, as plain text.
         browser: Chrome or Chromium; None to let kaleido look for one.
+        runs: Of each bundle all its replications: the curves are then of all of them, with bands.
 
     Raises:
         ConfigError: An option is not one of its choices, or there is nothing to draw.
@@ -93,13 +99,23 @@ def plot(
     notes: list[str] = []
     drawn: dict[str, list[Line]] = {}
     for key in CDFS:
-        lines = lines_of(bundles, key, request_class)
+        lines = lines_of(bundles, key, request_class, runs)
         if any(line.curve for line in lines):
             drawn[key] = lines
         else:
             notes.append(f"{METRICS[key].title}: no request has a value, so there is no figure.")
     more = drawings_of(bundles, request_class)
-    plotted = write(drawn, out, sizes, x_scale, formats, more, about=about, browser=browser)
+    plotted = write(
+        drawn,
+        out,
+        sizes,
+        x_scale,
+        formats,
+        more,
+        about=about,
+        browser=browser,
+        floors=floor_curves(bundles, request_class),
+    )
     return Plotted(plotted.files, (*notes, *plotted.notes))
 
 
@@ -113,6 +129,7 @@ def write(
     *,
     about: str = "",
     browser: Path | None = None,
+    floors: tuple[Mapping[str, Curve], Mapping[str, str]] = ({}, {}),
 ) -> Plotted:
     """Write figures whose curves are known, as `plot` does.
 
@@ -125,15 +142,20 @@ def write(
         more: Figures of other kinds, behind them.
         about: A sentence above the page's figures, as plain text.
         browser: As for `plot`.
+        floors: Curves of the floors by metric, and what is said of them.
     """
+    curves, said = floors
     written = [_write_csv(out / f"{key}_cdf.csv", key, lines) for key, lines in drawn.items()]
     written += [_write_points(out / f"{each.key}.csv", each) for each in more]
     if "html" in formats:
-        written.append(_write_page(out / "figures.html", drawn, more, x_scale, about))
+        written.append(_write_page(out / "figures.html", drawn, more, x_scale, about, curves, said))
     wanted = [name for name in IMAGES if name in formats]
     note = ""
     if wanted and (drawn or more):
-        figures = {f"{key}_cdf": figure(key, lines, style, x_scale) for key, lines in drawn.items()}
+        figures = {
+            f"{key}_cdf": figure(key, lines, style, x_scale, curves.get(key))
+            for key, lines in drawn.items()
+        }
         figures |= {each.key: each.make(style, x_scale) for each in more}
         images, note = _write_images(figures, out, wanted, browser)
         written += images
@@ -177,12 +199,25 @@ def _write_csv(path: Path, key: str, lines: Sequence[Line]) -> Path:
     """The points as drawn, in the unit of the metric, before any change of unit for the axis."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["variant", "policy", METRICS[key].name_in_files, "share"])
+        bands = any(line.band is not None for line in lines)
+        ends = ["share_low", "share_high"] if bands else []
+        writer.writerow(["variant", "policy", METRICS[key].name_in_files, "share", *ends])
         for line in lines:
             if line.curve is not None:
-                points = zip(line.curve.x.tolist(), line.curve.share.tolist(), strict=True)
-                writer.writerows([line.label, line.policy, x, share] for x, share in points)
+                writer.writerows([line.label, line.policy, *row] for row in _points(line, bands))
     return path
+
+
+def _points(line: Line, bands: bool) -> Iterator[tuple[Any, ...]]:
+    """x and share of each point, and where there are bands the ends of its own, empty for none."""
+    assert line.curve is not None
+    columns = [line.curve.x.tolist(), line.curve.share.tolist()]
+    if bands:
+        band = line.band
+        for ends in (None, None) if band is None else (band.low, band.high):
+            known = np.full(len(columns[0]), np.nan) if ends is None else ends
+            columns.append(["" if math.isnan(end) else end for end in known.tolist()])
+    return zip(*columns, strict=True)
 
 
 def _write_points(path: Path, drawing: Drawing) -> Path:
@@ -193,7 +228,8 @@ def _write_points(path: Path, drawing: Drawing) -> Path:
     return path
 
 
-def _font_face() -> str:
+def font_face() -> str:
+    """The embedded font as a rule of a style sheet."""
     data = files("experiments").joinpath("fonts", "arimo-latin-400-normal.woff2").read_bytes()
     coded = base64.b64encode(data).decode("ascii")
     source = f"url(data:font/woff2;base64,{coded}) format('woff2')"
@@ -206,16 +242,35 @@ def _write_page(
     more: Sequence[Drawing],
     x_scale: XScale,
     about: str,
+    floors: Mapping[str, Curve],
+    said: Mapping[str, str],
 ) -> Path:
     """All figures on one page that needs nothing else: plotly.js and the font are in it."""
     sections = [
-        _section(f"{key}_cdf", METRICS[key].title, METRICS[key].definition, made)
+        section(
+            f"{key}_cdf",
+            METRICS[key].title,
+            with_floors(said, key, METRICS[key].definition),
+            figure(key, lines, SCREEN, x_scale, floors.get(key)),
+        )
         for key, lines in drawn.items()
-        for made in [figure(key, lines, SCREEN, x_scale)]
     ]
-    sections += [_section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
+    sections += [section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
     heading = _HEADING_WITH_MORE if more else _HEADING
-    return _write_sections(path, heading, [about, _ABOUT], sections)
+    return write_sections(path, heading, [about, _ABOUT, _about_bands(drawn)], sections)
+
+
+def _about_bands(drawn: Mapping[str, Sequence[Line]]) -> str:
+    """What the bands are; empty if there are none."""
+    bands = [line.band for lines in drawn.values() for line in lines if line.band is not None]
+    if not bands:
+        return ""
+    counts = sorted({band.groups for band in bands})
+    return (
+        f"Curves are of all {' or '.join(map(str, counts))} replications together. Bands hold the "
+        f"true share at each x alone with {bands[0].confidence:.0%} confidence (Student's t over "
+        "the replications); where too few values lie up to x, or beyond it, there is none."
+    )
 
 
 def write_drawings(
@@ -229,18 +284,24 @@ def write_drawings(
         about: Paragraphs before the figures, as plain text.
         drawings: Latencies, where there are any, on a logarithmic scale.
     """
-    sections = [_section(e.key, e.title, e.about, e.make(SCREEN, "log")) for e in drawings]
-    return _write_sections(path, heading, about, sections)
+    sections = [section(e.key, e.title, e.about, e.make(SCREEN, "log")) for e in drawings]
+    return write_sections(path, heading, about, sections)
 
 
-def _write_sections(
-    path: Path, heading: str, about: Sequence[str], sections: Sequence[str]
-) -> Path:
+def write_sections(path: Path, heading: str, about: Sequence[str], sections: Sequence[str]) -> Path:
+    """A page that needs nothing else: plotly.js and the font are in it.
+
+    Args:
+        path: Of the page.
+        heading: Its title.
+        about: Paragraphs before the sections, as plain text.
+        sections: HTML.
+    """
     from plotly.offline import get_plotlyjs
 
     path.write_text(
         _PAGE.format(
-            font_face=_font_face(),
+            font_face=font_face(),
             stack=FONT_STACK,
             width=round(SCREEN.width_px),
             plotlyjs=get_plotlyjs(),
@@ -253,7 +314,8 @@ def _write_sections(
     return path
 
 
-def _section(name: str, title: str, about: str, made: go.Figure) -> str:
+def section(name: str, title: str, about: str, made: go.Figure) -> str:
+    """A figure with its heading, as HTML for `write_sections`; title and text are plain."""
     from plotly.io import to_html
 
     body = to_html(
@@ -349,5 +411,5 @@ def _options(fig: go.Figure, name: str) -> dict[str, Any]:
 def _embed_font(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     head = text.index(">", text.index("<svg")) + 1
-    style = f"<style>{_font_face()}</style>"
+    style = f"<style>{font_face()}</style>"
     path.write_text(text[:head] + style + text[head:], encoding="utf-8")

@@ -23,7 +23,7 @@ from experiments.cdf_figure import (
 from experiments.drawing import Drawing
 from experiments.layout import Legend, plain, title
 from experiments.looks import Style, looks
-from experiments.report import RunBundle, measured, unique_labels, verdict_mark
+from experiments.report import RunBundle, RunHead, measured, unique_labels, verdict_mark
 from sim.fairness import served_tokens
 from sim.metric_definitions import METRICS
 from sim.metrics import PER_REQUEST, Floats
@@ -45,7 +45,7 @@ def group_drawings(bundles: Sequence[RunBundle]) -> list[Drawing]:
     """Distributions and bars by class and by tenant, and loads of replicas, where there are any."""
     drawings = []
     for group in _OF:
-        names = _names(bundles, group)
+        names = names_of(bundles, group)
         if len(names) > 1:
             drawings += [
                 drawing
@@ -56,7 +56,7 @@ def group_drawings(bundles: Sequence[RunBundle]) -> list[Drawing]:
     return drawings + _loads(bundles)
 
 
-def _names(bundles: Sequence[RunBundle], group: str) -> list[str]:
+def names_of(bundles: Sequence[RunHead], group: str) -> list[str]:
     """Those that any variant tells apart, by the number of their requests in all, at most `MOST`.
 
     In alphabetical order.
@@ -86,7 +86,7 @@ def _cdfs(
         if line.curve is not None
         for x, share in zip(line.curve.x.tolist(), line.curve.share.tolist(), strict=True)
     ]
-    targets = {name: _target_s(bundles, group, name, key) for name in names}
+    targets = {name: target_s(bundles, group, name, key) for name in names}
     about = metric.definition
     if any(targets.values()):
         about += " A vertical line is the target."
@@ -118,7 +118,7 @@ def _lines(bundles: Sequence[RunBundle], group: str, name: str, key: str) -> lis
     return made
 
 
-def _target_s(bundles: Sequence[RunBundle], group: str, name: str, key: str) -> float | None:
+def target_s(bundles: Sequence[RunHead], group: str, name: str, key: str) -> float | None:
     """The target of a class, where all variants have the same."""
     targets = set()
     for bundle in bundles:

@@ -24,7 +24,7 @@ from experiments.sweep.draws import METHODS
 from kernels_profile.distserve import FITS
 from kernels_profile.graphs import GRAPHS
 from kernels_profile.host import HOSTS, HostOverhead
-from policies import AUTOSCALERS, MIGRATORS, ORDERS, POLICIES, PREDICTORS, ROUTERS
+from policies import AUTOSCALERS, MIGRATORS, ORDERS, POLICIES, PREDICTORS, ROLE_SWITCHERS, ROUTERS
 from sim.step_time import LinearStepTime
 from traces.generators import GENERATORS
 
@@ -39,6 +39,7 @@ _REGISTRY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "predictor": PREDICTORS,
         "autoscaler": AUTOSCALERS,
         "migrator": MIGRATORS,
+        "switcher": ROLE_SWITCHERS,
     }
 )
 _PLUGINS_OF_USERS = r"^[\w.]+:\w+$"
@@ -52,7 +53,8 @@ def json_schema() -> Schema:
     pool: Schema = definitions["Pool"]
     pool["properties"].update(_engine_keys())
     del pool["required"]
-    for owner in (pool, schema, definitions["Autoscale"], definitions["Migration"]):
+    within = (definitions[name] for name in ("Autoscale", "Migration", "RoleSwitching"))
+    for owner in (pool, schema, *within):
         for key in _REGISTRY:
             if key in owner["properties"]:
                 owner["properties"][key] = _choice(key, owner["properties"][key])

@@ -29,6 +29,7 @@ _CHOOSES: Mapping[str, str] = MappingProxyType(
         "arrivals": "process",
         "delay": "distribution",
         "autoscaler": "name",
+        "switcher": "name",
         "topology": "sheet",
     }
 )

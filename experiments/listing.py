@@ -94,6 +94,12 @@ def _autoscalers() -> list[Entry]:
     return _of_classes(AUTOSCALERS)
 
 
+def _role_switchers() -> list[Entry]:
+    from policies import ROLE_SWITCHERS
+
+    return _of_classes(ROLE_SWITCHERS)
+
+
 def _migrators() -> list[Entry]:
     from policies import MIGRATORS
 
@@ -220,6 +226,7 @@ KINDS: Mapping[str, Callable[[], list[Entry]]] = MappingProxyType(
         "predictors": _predictors,
         "autoscalers": _autoscalers,
         "migrators": _migrators,
+        "role-switchers": _role_switchers,
         "devices": _devices,
         "prices": _prices,
         "topologies": _topologies,

@@ -43,6 +43,7 @@ def run(
     formats: Sequence[str],
     as_json: bool = False,
     traces: bool = False,
+    page: bool = False,
 ) -> None:
     """Run a plan, print its table and write its figures.
 
@@ -53,6 +54,7 @@ def run(
         formats: Of the figures; none for no figures.
         as_json: Print summaries as JSON instead of the table.
         traces: Write each variant for trace viewers too.
+        page: Write the report too.
 
     Raises:
         FailedRunError: A variant failed; what finished is written and shown.
@@ -79,6 +81,8 @@ def run(
     _show_finished(plan, jobs, further, out, formats, as_json)
     if traces:
         _write_traces([job.folder for job in jobs if job.state in _DONE])
+    if page and (done := [job.folder for job in jobs if job.state in _DONE]):
+        _say(_report(done, out / "report.html"))
     _raise_failures([job for job in every if job.state == "failed"], len(every))
 
 
@@ -168,10 +172,14 @@ def _show_finished(
         _print_repeated(repeated)
         _print_answers([answer])
         _print_notes(heads)
+    bundles = [bundle.read(each, with_steps=False) for each in done]
+    if not as_json:
+        if not repeated:
+            _print_warnings(bundles)
         _print(f"results: {out}")
     if formats:
-        bundles = [bundle.read(each, with_steps=False) for each in done]
-        plot(bundles, out, formats=formats, about=answer)
+        runs = [each.runs for each in repeated] if repeated else None
+        plot(bundles, out, formats=formats, about=answer, runs=runs)
 
 
 _DONE = ("finished", "reused")
@@ -226,11 +234,11 @@ def print_comparison(comparison: Comparison | None, values: Callable[[], dict[st
 
 
 def _print_repeated(variants: Sequence[Repeated]) -> None:
+    if not variants:
+        return
     from experiments.tables import show
     from experiments.uncertainty_table import differences_table, intervals_table
 
-    if not variants:
-        return
     show(intervals_table(variants), _console())
     if (differences := differences_table(variants)) is not None:
         show(differences, _console())
@@ -254,6 +262,15 @@ def _print_notes(bundles: Sequence[Head]) -> None:
         "summary.json of each" if len(bundles) > 1 else "summary.json",
     )
     for line in told:
+        console.print(f"- {line}")
+
+
+def _print_warnings(bundles: Sequence[Bundle]) -> None:
+    """What runs are too short for."""
+    from experiments.enough import warnings
+
+    console = _console()
+    for line in warnings(bundles):
         console.print(f"- {line}")
 
 
@@ -378,6 +395,20 @@ def _by(bundles: Sequence[Head], by: str, request_class: str | None) -> Comparis
     return compare_by(bundles, "class" if by == "class" else "tenant")
 
 
+def read_runs(folders: Sequence[Path]) -> list[tuple[Bundle, ...]] | None:
+    """All replications of each bundle, itself the first; None if none of them has any."""
+    from experiments.uncertainty import Repeated
+
+    found = []
+    for folder in folders:
+        beside = folder.parent / REPEATED
+        known = bundle.read_values(beside)["folders"] if beside.is_file() else {}
+        its = next((runs for runs in known.values() if runs[0] == folder.name), [folder.name])
+        runs = [bundle.read(folder.parent / each, with_steps=False) for each in its]
+        found.append(Repeated.of(runs[0].label, runs).runs)
+    return found if any(len(runs) > 1 for runs in found) else None
+
+
 def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **options: Any) -> None:
     """Draw all figures and say where they are."""
     from experiments.figures import plot as draw
@@ -391,17 +422,29 @@ def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **opti
         _say(note)
 
 
+def report(folders: Sequence[Path], out: Path | None) -> None:
+    """Write the report of all finished variants in these folders, and say where it is."""
+    _print(_report(finished(folders), out or folders[0] / "report.html"))
+
+
+def _report(folders: Sequence[Path], page: Path) -> str:
+    from experiments.html_report.command import report as write
+
+    write(folders, page)
+    return f"report: {page} ({page.stat().st_size / 1e6:.1f} MB)"
+
+
 def formats_of(text: str, option: str) -> tuple[str, ...]:
     """``html,svg`` as a tuple; ``none`` is empty.
 
     Raises:
         ConfigError: No such format, or ``none`` with others: before anything is simulated.
     """
-    from experiments.figures import FORMATS
-
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if words == ["none"]:
         return ()
+    from experiments.figures import FORMATS
+
     if "none" in words:
         raise ConfigError(f"{option} {text}: none stands alone")
     for word in words:

@@ -19,6 +19,7 @@ from sim.migrator import Migrator
 from sim.model_part import ModelPart, whole
 from sim.policy import Policy, Router
 from sim.queue import QueueOrder
+from sim.roles import RoleSwitcher
 from sim.specs import DeviceSpec, ModelSpec
 from sim.step_time import LinearStepTime, StepTimeModel
 
@@ -93,6 +94,16 @@ def migrator(named: Named, where: str, folder: Path) -> Migrator:
     made = _named("migrator", MIGRATORS, named, where, folder)
     if not isinstance(made, Migrator):
         raise ConfigError(f"{where}: {named['name']} is no sim.migrator.Migrator; subclass that")
+    return made
+
+
+def role_switcher(named: Named, where: str, folder: Path) -> RoleSwitcher:
+    """What says which pool needs a replica of the other."""
+    from policies import ROLE_SWITCHERS
+
+    made = _named("switcher", ROLE_SWITCHERS, named, where, folder)
+    if not isinstance(made, RoleSwitcher):
+        raise ConfigError(f"{where}: {named['name']} is no sim.roles.RoleSwitcher; subclass that")
     return made
 
 

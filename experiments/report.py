@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from sim.errors import ConfigError, nearest
-from sim.metrics import Gaps, ReplicaFacts, Requests
+from sim.metrics import Bools, Gaps, ReplicaFacts, Requests
 from sim.slo import Windows, request_classes, select
 
 
@@ -65,12 +65,17 @@ def unique_labels(bundles: Sequence[RunHead]) -> list[str]:
 
 def measured(bundle: RunBundle, request_class: str | None = None) -> Requests:
     """The requests of the measurement window, of one class or of all."""
-    window = bundle.summary["window"]
-    requests = bundle.requests
-    mask = Windows(window["warm_up_s"], window["drain_s"]).mask(requests["arrival_ns"])
+    requests, mask = bundle.requests, measured_mask(bundle)
     if request_class is not None:
         mask &= request_classes(requests) == request_class
     return select(requests, mask)
+
+
+def measured_mask(bundle: RunBundle) -> Bools:
+    """Which requests arrived in the measurement window, shape (n,)."""
+    window = bundle.summary["window"]
+    windows = Windows(window["warm_up_s"], window["drain_s"])
+    return windows.mask(bundle.requests["arrival_ns"])
 
 
 def metrics_of(bundle: RunHead, request_class: str | None = None) -> Mapping[str, Any]:

@@ -47,10 +47,10 @@ def generator_of(source: Source, where: str = "workload.preset") -> Generator | 
     Raises:
         ConfigError: An option that it does not have.
     """
-    from traces.generators import GENERATORS
-
     if source.preset is None:
         return None
+    from traces.generators import GENERATORS
+
     name = canonical(str(source.preset.get("name", "")))
     if name not in GENERATORS:
         return None

@@ -129,8 +129,9 @@ class Results:
         if x_scale not in ("log", "linear"):
             raise ConfigError(f"figures: {unknown('x scale', x_scale, ('log', 'linear'))}")
         drawn = {}
+        runs = [each.runs for each in self.repeated] or None
         for key in CDFS:
-            lines = lines_of(self.bundles, key)
+            lines = lines_of(self.bundles, key, runs=runs)
             if any(line.curve for line in lines):
                 drawn[key] = figure(key, lines, STYLES[style], x_scale)  # type: ignore[arg-type]
         for each in drawings_of(self.bundles):

@@ -607,6 +607,34 @@ class Migration(Strict):
     """A request whose last stage has not come by then stays (3: Llumnix's default)."""
 
 
+class RoleSwitching(Strict):
+    """Replicas of two pools change their roles by themselves (`sim.roles`)."""
+
+    switcher: Annotated[Named, BeforeValidator(_named)]
+    """Which pool needs one of the other: a name, or name and options (``phasewise list
+    role-switchers``)."""
+    interval_s: Annotated[float, Field(ge=0.001, le=MOST)] = 1.0
+    """Time between looks. (No published system gives one; nor a cool-down.)"""
+    cool_down_s: NotNegative = 0.0
+    """From one change of role to the next, at least."""
+    min_prefill: Replicas = 1
+    """Prefill replicas that stay."""
+    min_decode: Replicas = 1
+    """Decode replicas that stay."""
+
+
+class MixedPool(Strict):
+    """Replicas of two pools run whole requests under load (`sim.mixed_pool`)."""
+
+    max_prompt_tokens: Count
+    """Requests wait for no prefill replica in whose queue somebody waits, and where the tokens left
+    to prefill and their own are more: a decode replica prefills and decodes them. (Splitwise gives
+    no number.)"""
+    max_kv_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A decode replica takes no request whose prompt makes it need more of its KV blocks: a prefill
+    replica prefills and decodes it."""
+
+
 class Change(Strict):
     """What happens to a replica, its NIC or a node at an instant (`sim.changes`,
     `sim.slow_down`)."""
@@ -676,6 +704,12 @@ class Pools(Strict):
     local_prefill: LocalPrefill | None = None
     """Conditional disaggregation, such as {max_uncached_tokens: 1000, max_queue: 2}. Default: all
     requests are prefilled by the prefill pool."""
+    role_switching: RoleSwitching | None = None
+    """Let replicas change between the pools, such as {switcher: {name: pressure, ttft_s: 1, tpot_s:
+    0.05}}. Default: each keeps its role."""
+    mixed_pool: MixedPool | None = None
+    """Let replicas run whole requests while the other pool is overloaded, such as
+    {max_prompt_tokens: 8192, max_kv_share: 0.9} (Splitwise). Default: each does its own part."""
 
 
 class Targets(Strict):
@@ -737,6 +771,8 @@ class Recording(Strict):
     series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
     """Points of series.parquet (queue, running, KV use) and pools.parquet (replicas, and who waits
     for one), evenly over the arrivals; 0: none."""
+    attribution: bool = True
+    """Write to requests.parquet where the time of each request went, by phase."""
 
 
 class Common(Strict):

@@ -22,6 +22,7 @@ from experiments import (
     migration,
     pipeline,
     prefix_fetch,
+    roles,
     topology,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
@@ -34,6 +35,7 @@ from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload
+from experiments.worst import token_times
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.cluster import Cluster
 from sim.event_loop import simulate
@@ -106,7 +108,10 @@ def _fingerprint(
 
 def _own_files(experiment: Experiment, folder: Path) -> list[Path]:
     """Files of the user's that decide the result: own modules, a model's config.json, tables."""
-    named = [experiment.router, experiment.decode_router or {}]
+    named = [experiment.router, experiment.decode_router or {}, experiment.predictor or {}]
+    named += [experiment.migration.migrator] if experiment.migration is not None else []
+    switching = experiment.pools.role_switching
+    named += [switching.switcher] if switching is not None else []
     for pool in cluster.pools_of(experiment).values():
         named += [pool.policy, pool.order]
         named += [pool.autoscale.autoscaler] if pool.autoscale is not None else []
@@ -168,6 +173,7 @@ def run_variant(
     notes += changes.report(result, bundle.summary)
     notes += topology.report(result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
+    notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
     notes += migration.report(experiment, result, bundle.summary)
     bundle.notes = notes
@@ -279,6 +285,7 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
+        attribution=experiment.record.attribution,
         decisions=experiment.record.decisions,
         on_steps=None if file is None else file.write,
     )
@@ -334,6 +341,7 @@ def _bundle(
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
+        tokens=token_times(result, requests, mask),
         steps=None if result.steps is None else dict(result.steps),
         decisions=result.decisions if experiment.record.decisions else None,
         end_ns=result.end_ns,

@@ -154,13 +154,14 @@ def _with_shared_tokens(trace: Trace, source: Source, key: str) -> Trace:
     generator, order = generator_of(source), source.prompt_order
     in_turns = sessions_of_source(source) is not None
     told = trace.block_ids is not None or trace.content is not None
-    if order is not None and generator is None and (told or not in_turns):
+    unshared = not told and not in_turns
+    if order is not None and (unshared or (generator is None and told)):
         why = "its block ids say" if told else "nothing is said of"
         raise ConfigError(
             f"{key}.prompt_order: {order}: {trace.source}: {why} what its prompts are made of; "
             "expected a preset whose prompts share parts, or sessions without block ids"
         )
-    if told or not in_turns:
+    if told or unshared:
         return trace
     system_tokens = getattr(generator, "system_tokens", 0)
     return with_content(trace, sessions_of(trace), system_tokens, order or "stable-first")

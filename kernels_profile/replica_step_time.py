@@ -32,6 +32,11 @@ class ProfiledReplica:
         self._noise = noise
         self._usage = Usage()
 
+    @property
+    def noisy(self) -> bool:
+        """Whether its times differ from those of `shared`."""
+        return self._noise is not None
+
     def step_ns(self, work: StepWork, iteration: int) -> int:
         """Length of one iteration, ns."""
         ns = self.shared.exact_ns(work)

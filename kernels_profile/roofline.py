@@ -185,6 +185,18 @@ class RooflineStepTime:
         np.maximum(ns, least, out=ns)
         return ns.astype(np.int64)
 
+    def quiet(self) -> RooflineStepTime:
+        """See `sim.step_time.Dissectable`: it has no noise and refuses nothing."""
+        return self
+
+    def without_host(self) -> RooflineStepTime:
+        """See `sim.step_time.Dissectable`."""
+        model = copy.copy(self)
+        model._host_step_ns = model._host_request_ns = model._eager_ns = 0.0
+        model._floor_ns = model._floor_request_ns = 0.0
+        model._rows_ns, model._sampled_ns, model._apart_ns = {0: 0.0}, {0: 0.0}, {(0, 0): 0.0}
+        return model
+
     def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
         """FLOPs and bytes of memory traffic of one iteration on each GPU, for MFU and MBU."""
         if not self.part.head:

@@ -11,6 +11,7 @@ counted in the steps that were run, and every summary prints the share of steps 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -179,6 +180,21 @@ class ProfiledStepTime:
 
         noise = Noise(self.noise_cv, seed, replication, place) if self.noise_cv else None
         return ProfiledReplica(self, noise)
+
+    def quiet(self) -> ProfiledStepTime:
+        """See `sim.step_time.Dissectable`: steps that never take place are not refused."""
+        if not self._refuses:
+            return self
+        model = copy.copy(self)
+        model._refuses = False
+        return model
+
+    def without_host(self) -> ProfiledStepTime:
+        """See `sim.step_time.Dissectable`."""
+        model = copy.copy(self)
+        model._host_ns = model._host_request_ns = model._eager_ns = 0.0
+        model._floor_ns = model._floor_request_ns = 0.0
+        return model
 
     def flops_and_bytes(self, work: StepWork) -> tuple[float, float]:
         """FLOPs and bytes of memory traffic of one iteration on each GPU, for MFU and MBU."""

@@ -16,6 +16,7 @@ from policies.orca import Orca
 from policies.orders import Deadline, Priority, ShortestFirst, ShortestRemaining
 from policies.predictors import Bucket, Noisy, Oracle
 from policies.prefill_first import PrefillFirst
+from policies.roles import Pressure
 from policies.routing import LeastOutstanding, LeastTokens, PowerOfTwo, RandomChoice, RoundRobin
 from policies.sarathi import Sarathi
 from policies.scaling import QueueLength, Schedule, SLOHeadroom, Utilisation
@@ -65,6 +66,8 @@ AUTOSCALERS = {
     "slo-headroom": SLOHeadroom,
     "schedule": Schedule,
 }
+
+ROLE_SWITCHERS = {"pressure": Pressure}
 
 MIGRATORS = {"llumnix": Llumnix, "evacuation": Evacuation}
 

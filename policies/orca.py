@@ -19,18 +19,21 @@ class Orca(Policy):
     Memory for the longest possible output is reserved at admission and kept to the end, so nobody
     is ever preempted.
 
-    Source: Yu et al., OSDI 2022 (Orca), section 4; `reserve` as in the vLLM paper's Orca (Max) and
-    Orca (Oracle), Kwon et al., SOSP 2023, section 6.1. The public ports default to batches of 128
-    and reserve max_model_len.
+    Source: Yu et al., OSDI 2022 (Orca), section 4; `reserve` as in the vLLM paper's Orca (Max),
+    Orca (Pow2) and Orca (Oracle), Kwon et al., SOSP 2023, section 6.1. The public ports default to
+    batches of 128 and reserve max_model_len. Not modelled: the buddy allocator that the vLLM paper
+    assumes for these, which rounds whole reservations up and leaves gaps between them.
 
     Args:
         max_batch_size: Most requests running at once.
         reserve: Blocks reserved at admission: for the prompt and `max_tokens`, for `max_model_len`,
-            or for the prompt and the true output (``oracle``, a bound that no real system reaches).
+            for the prompt and the true output (``oracle``, a bound that no real system reaches), or
+            for the prompt and the least power of two that is not below the true output (``pow2``:
+            32 for an output of 25), at most up to `max_model_len`.
     """
 
     max_batch_size: int = 64
-    reserve: Literal["max_tokens", "max_model_len", "oracle"] = "max_tokens"
+    reserve: Literal["max_tokens", "max_model_len", "oracle", "pow2"] = "max_tokens"
 
     @property
     def seats(self) -> int:
@@ -40,7 +43,7 @@ class Orca(Policy):
     @property
     def clairvoyant(self) -> bool:  # type: ignore[override]
         """Whether the true output length is needed."""
-        return self.reserve == "oracle"
+        return self.reserve in ("oracle", "pow2")
 
     def check(self, total_blocks: int, block_tokens: int, max_model_len: int | None) -> None:
         """`max_model_len` must be known where it is reserved."""
@@ -82,7 +85,11 @@ class Orca(Policy):
         if self.reserve == "max_model_len":
             assert max_model_len is not None
             return max_model_len
-        if self.reserve == "oracle":
-            assert request.oracle_tokens is not None
-            return request.prompt_tokens + request.oracle_tokens
+        if self.clairvoyant:
+            output = request.oracle_tokens
+            assert output is not None
+            if self.reserve == "oracle":
+                return request.prompt_tokens + output
+            reserved = request.prompt_tokens + (1 << (output - 1).bit_length())
+            return reserved if max_model_len is None else min(reserved, max_model_len)
         return request.prompt_tokens + request.max_tokens

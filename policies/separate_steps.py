@@ -18,7 +18,7 @@ class SeparateSteps(Policy):
         """Prefills if anybody can be admitted, else decodes."""
         batch = ScheduledBatch()
         if state.swapped:
-            batch.deaf = True
+            batch.deaf, batch.deaf_cause = True, Cause.SWAPPED_OUT
             batch.cause = Cause.SWAPPED_OUT if state.waiting else Cause.NONE
         else:
             self._prefills(state, batch)

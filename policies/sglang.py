@@ -260,7 +260,7 @@ class LongestPrefix(Policy):
             self._retract(state, kv)
             state.decode_all(batch)
         batch.repeat = 1 if state.waiting and not self._full else UNTIL_CHANGE
-        batch.deaf = self._full
+        batch.deaf, batch.deaf_cause = self._full, self._cause
 
     def _retract(self, state: ReplicaState, kv: TokenSlots) -> None:
         """Let those with the fewest outputs wait again until a decode step has its slots."""

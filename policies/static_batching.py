@@ -72,7 +72,7 @@ class StaticBatching(Policy):
         elif state.waiting:
             batch.cause = Cause.BATCH_RUNNING
         if self._rows:
-            batch.deaf = True
+            batch.deaf, batch.deaf_cause = True, Cause.BATCH_RUNNING
             for request in state.prefilling:
                 batch.tokens[request] = request.remaining_tokens
             if not batch.tokens:
@@ -101,7 +101,9 @@ class StaticBatching(Policy):
                 return
         rows, slot_tokens = self._fitting(queue, state.kv)
         if state.onward is not None:
-            rows, slot_tokens = self._fitting(self._going_on(rows, state.onward), state.kv)
+            going = self._going_on(rows, state.onward)
+            state.refused_onward = len(going) < len(rows)
+            rows, slot_tokens = self._fitting(going, state.kv)
         if not rows:
             batch.cause = Cause.NO_BLOCKS
         for request in rows:

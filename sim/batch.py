@@ -80,6 +80,7 @@ class ScheduledBatch:
             decodes before chunks.
         cause: Why the first waiting request was not admitted.
         deaf: A request that joins the waiting queue cannot change this decision while it holds.
+        deaf_cause: Where it is deaf and nobody waited: what `cause` will be if somebody comes.
         padding: Work beyond the real tokens, or None.
         host_bytes: KV that this pass moves over the host link, beyond what `ReplicaState` moves by
             itself. The step takes longer by that, and does not repeat.
@@ -90,6 +91,7 @@ class ScheduledBatch:
         "cause",
         "chunk_repeat",
         "deaf",
+        "deaf_cause",
         "host_bytes",
         "in_running_order",
         "padding",
@@ -107,6 +109,7 @@ class ScheduledBatch:
         self.in_running_order = False
         self.cause: int = Cause.NONE
         self.deaf = False
+        self.deaf_cause: int = Cause.NONE
         self.padding: Padding | None = None
         self.host_bytes = 0
 
@@ -136,7 +139,8 @@ def repeat_chunk(batch: ScheduledBatch, budget_left: int) -> None:
     The budget is used up, or nobody else wants any, so that the next pass gives the same chunk to
     the same prompt until less than a chunk is left. With no budget left arrivals do not matter.
     """
-    batch.deaf = batch.deaf or budget_left <= 0
+    if budget_left <= 0:
+        batch.deaf, batch.deaf_cause = True, Cause.NO_BUDGET
     if len(batch.tokens) == 1:
         ((request, tokens),) = batch.tokens.items()
         if request.prefilling:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from simpy.events import Event
 
-from sim.clock import Instant, Phase
+from sim.clock import Instant, Phase, now_ns
 from sim.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ class _Place:
         """It leaves the batch."""
         self.batch.transfers.remove(self.transfer)
         self.batch.num_bytes -= self.transfer.num_bytes
+
+    def standing(self) -> Hashable:
+        """While it waits no instant is like another."""
+        return now_ns(self.batch.timer.env)
 
     def release(self, share: Fraction | None = None) -> None:
         """Nothing of it is withheld."""

@@ -26,6 +26,10 @@ class OnTheWay(Protocol):
         """It never ends, and takes no bandwidth from now on."""
         ...
 
+    def standing(self) -> Hashable:
+        """All that tells how it goes on from now, all else being equal (rule 84)."""
+        ...
+
     def release(self, share: Fraction | None = None) -> None:
         """More may be sent, a latency from now.
 
@@ -149,6 +153,10 @@ class _OnNics:
     def call_off(self) -> None:
         """See `OnTheWay.call_off`."""
         self.flow.call_off()
+
+    def standing(self) -> Hashable:
+        """See `OnTheWay.standing`."""
+        return self.flow.standing()
 
     def release(self, share: Fraction | None = None) -> None:
         """See `OnTheWay.release`."""

@@ -26,11 +26,8 @@ nothing and is not recorded. A lost iteration has no number: the next one of the
 
 A request that nobody takes who could run it waits at the router, in order of coming, and blocks no
 other (rule 78); arriving so, it is not judged by admission control. Who is left when nothing more
-can happen is ``unfinished``. Where replicas then only recompute, blocks being held for a decode
-replica that is gone, the run is ended by the watch for steps without tokens, after more of them
-than tokens are there, not at the first return of a state (rule 84): the same requests are left with
-the same tokens, and only the instant of the end, and the numbers of preemptions, steps and
-recomputed tokens of who is left, tell the difference.
+can happen is ``unfinished``. So is whoever is left when a state returns, as replicas then only
+recompute (rule 84): `sim.standstill`.
 
 Of the routers none is told of changes: an index of what was sent where (``prefix-aware``) does not
 know that a replica has lost its cache, as in the engines.
@@ -44,12 +41,14 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from sim.attribution import QUEUE_NO_REPLICA
 from sim.clock import Instant, Phase, Tick, now_ns
 from sim.errors import ConfigError
 from sim.records import CHANGES, FAILED, LOST, Lifetime
 from sim.replica import Replica
 from sim.replica_spec import DRAINING, GONE, STARTING, UP, ReplicaSpec
 from sim.replica_spec import FAILED as DOWN
+from sim.standstill import Standstill
 
 if TYPE_CHECKING:
     from simpy.events import Event
@@ -123,6 +122,7 @@ class Changes:
         on_join: Called with each replica that joins.
         slow: What slows each straggler (`sim.slow_down`).
         degraded: What slows the NIC of each replica that has such.
+        standstill: Whether the run goes on without getting anywhere.
     """
 
     def __init__(self, live: LiveCluster) -> None:
@@ -134,6 +134,7 @@ class Changes:
         self.on_join: list[Callable[[Replica], None]] = []
         self.slow: dict[Replica, Slow] = {}
         self.degraded: dict[Replica, Degrade] = {}
+        self.standstill = Standstill(live)
         self._lost: list[Lifetime] = []  # their replica has just failed
         self._coming = False
         self._becomes: dict[Replica, tuple[Pool, ReplicaSpec]] = {}  # who changes role, into what
@@ -152,11 +153,16 @@ class Changes:
     @property
     def closed(self) -> bool:
         """Whether nothing more comes from outside, so that who is left stays so (78, 84)."""
-        return self.expected and self.all_arrived and not self.to_come
+        live = self._live
+        if not self.expected or not self.all_arrived or self.to_come:
+            return False
+        return not (live.impatient or live.arriving)
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
-        return self.to_come > 0 or (self._stranded and not self.all_arrived)
+        if self.to_come > 0 or (self._stranded and not self.all_arrived):
+            return True
+        return self.standstill.is_looked_for
 
     @property
     def _stranded(self) -> bool:
@@ -315,6 +321,11 @@ class Changes:
         self.note("called_off", replica)
         self._is_gone(replica)
 
+    @property
+    def changes_role(self) -> bool:
+        """Whether a replica drains, or has just drained, to change its role."""
+        return bool(self._becomes)
+
     def may_come_back(self, replica: Replica) -> bool:
         """Whether a replica may be taken back."""
         return replica.condition == DRAINING and replica not in self._becomes
@@ -355,6 +366,7 @@ class Changes:
     def wait(self, life: Lifetime) -> None:
         """Nobody takes the request now: it waits at the router, and asks for a replica."""
         self.at_router.append(life)
+        life.goes_to(QUEUE_NO_REPLICA, now_ns(self._live.env))
         self.ask(self._live.entry)
 
     def ask(self, pool: Pool) -> None:

@@ -7,9 +7,9 @@ happened to schedule first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
-from heapq import heappop
+from heapq import heappop, heappush
 from typing import Any
 
 from simpy import Environment
@@ -19,8 +19,14 @@ from simpy.events import Event
 
 def now_ns(env: Environment) -> int:
     """The simulated clock; an int, as every delay is one."""
-    now: int = env.now  # type: ignore[assignment]
+    now: int = env._now  # type: ignore[assignment]
     return now
+
+
+def more_now(env: Environment) -> bool:
+    """Whether anything else is to happen at this very instant."""
+    queue = env._queue
+    return bool(queue) and queue[0][0] <= env._now and env.peek() <= env._now
 
 
 class Phase(IntEnum):
@@ -79,6 +85,28 @@ class Clock(Environment):
             return Infinity
         return queue[0][0]
 
+    def instants(self) -> Iterator[int]:
+        """Run until nothing is left, stopping after each instant in which things happened.
+
+        An instant in which routers' snapshots were taken, or the series was sampled, and nothing
+        else, is none.
+
+        Yields:
+            The instant whose phases are over.
+        """
+        happened = False
+        while True:
+            when_ns = self.peek()
+            if happened and when_ns > self._now:
+                happened = False
+                yield now_ns(self)
+                continue  # whoever was told may have done more at this very instant
+            if when_ns == Infinity:
+                return
+            priority = int(self._queue[0][1])
+            happened = happened or (priority != Phase.SNAPSHOT and priority < Phase.SAMPLE)
+            self.step()
+
     def _only_ticks(self) -> bool:
         """Whether nothing is left to happen but looks at what no longer changes."""
         return all(
@@ -99,7 +127,9 @@ class Instant(Event):
         self.callbacks: list[Callable[[Any], None]] = []
         self._ok = True
         self._value = None
-        env.schedule(self, priority, delay_ns)  # type: ignore[arg-type]
+        # What `Environment.schedule` does, as no event is made as often as these.
+        entry = (env._now + delay_ns, priority, next(env._eid), self)
+        heappush(env._queue, entry)  # type: ignore[misc]
 
     def call_off(self) -> None:
         """It never happens, if it has not happened yet."""
@@ -149,3 +179,11 @@ class Doorbell(Event):
             self._ok = True
             self._value = None
             self.env.schedule(self, priority, 0)  # type: ignore[arg-type]
+
+
+def looks_to_come(env: Environment) -> bool:
+    """Whether somebody will look at the cluster, and may change it then (an autoscaler)."""
+    return any(
+        isinstance(event, Tick) and event.callbacks and int(priority) != Phase.SNAPSHOT
+        for _, priority, _, event in env._queue
+    )

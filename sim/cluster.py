@@ -13,6 +13,7 @@ from simpy.events import Event
 
 from sim.admission import Admission, Gate
 from sim.admission import check as check_admission
+from sim.attribution import FETCH, Account
 from sim.changes import Changes, OnFailure
 from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
@@ -22,6 +23,8 @@ from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
 from sim.local_prefill import check as check_local_prefill
 from sim.migration import Migrations, MigrationSpec
+from sim.mixed_pool import MixedPool, Mixing
+from sim.mixed_pool import check as check_mixed
 from sim.network import Network
 from sim.policy import Prefix, ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
@@ -42,6 +45,8 @@ from sim.replica import Replica
 from sim.replica_spec import DRAINING, STARTING, UP, ReplicaSpec
 from sim.replica_spec import FAILED as DOWN
 from sim.request import Arrival, Identity, Request
+from sim.roles import RoleSpec, RoleSwitching
+from sim.roles import check as check_roles
 from sim.scaling import Scaler
 from sim.snapshot import Snapshots
 from sim.topology import Topology
@@ -85,6 +90,8 @@ class Cluster:
             None: each has its own only.
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
         migration: Which running requests move to other replicas of the pool that decodes, or None.
+        roles: How replicas of two pools change their roles by themselves, or None.
+        mixed_pool: When replicas of two pools run whole requests under load; None: never.
     """
 
     entry: PoolSpec
@@ -97,6 +104,8 @@ class Cluster:
     topology: Topology | None = None
     migration: MigrationSpec | None = None
     prefix_fetch: FetchSpec | None = None
+    roles: RoleSpec | None = None
+    mixed_pool: MixedPool | None = None
 
     def __post_init__(self) -> None:
         if self.admission is not None:
@@ -125,6 +134,14 @@ class Cluster:
         if self.migration is not None:
             pool = self.decode or self.entry
             self.migration.check(pool, self.transfer, has_network=self.topology is not None)
+        if self.mixed_pool is not None:
+            check_mixed(self.entry, self.decode, self.transfer)
+            for key in ("local_prefill", "roles"):
+                if getattr(self, key) is not None:
+                    said = {"roles": "role_switching"}.get(key, key)
+                    raise ConfigError(f"mixed_pool and {said}: leave out one of them")
+        if self.roles is not None:
+            check_roles(self.entry, self.decode, self.transfer)
         links = self.transfer or (self.migration and self.migration.link)
         if self.topology is not None or not links or not links.shares_links:
             _refuse_nics(self.entry, self.decode)
@@ -192,13 +209,15 @@ class LiveCluster:
         self.replicas: list[Replica] = []
         self.live: dict[int, Lifetime] = {}
         self.arrived = self.ended = 0
-        self.impatient = 0
+        self.impatient = self.arriving = 0
         self.recorder = recorder
         self._on_end = on_end
         self._on_failed = on_failed
         self._progress = progress
         self._of_role: dict[str, dict[str, Any]] = {}
         self.changes = Changes(self)
+        mixed = spec.mixed_pool
+        self.mixing = None if mixed is None else Mixing(self, mixed)
         self._seed = seed
         self._snapshots: list[Snapshots] = []
         self._switches: dict[str, Any] = {
@@ -284,7 +303,7 @@ class LiveCluster:
             rank=index + (_DECODE_RANK if role == "decode" else 0),
             passes_late=self._pushes and role == "prefill",
             watched=self._pushes and role == "decode",
-            prefills_too=role == "decode" and self.spec.local_prefill is not None,
+            prefills_too=role == "decode" and self.prefills_anywhere,
             **self._switches | self._of_role[role] | step_by_step,
         )
         self.replicas.append(replica)
@@ -304,6 +323,9 @@ class LiveCluster:
         for pool in (self.entry, self.decode):
             if pool is not None and pool.spec.scaling is not None:
                 pool.scaler = Scaler(self, pool, pool.spec.scaling)
+        if self.spec.roles is not None:
+            self.changes.expected = True
+            RoleSwitching(self, self.spec.roles)
 
     def tell_ends(self, ended: list[Lifetime]) -> None:
         """Put requests there when they end."""
@@ -389,6 +411,8 @@ class LiveCluster:
     def arrive(self, arrival: Arrival) -> None:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
+        if self.recorder.attributions is not None:
+            life.account = Account(now_ns(self.env))
         self.arrived += 1
         if self._snapshots or self.migrations is not None:
             self.stir()
@@ -448,6 +472,10 @@ class LiveCluster:
                 if local.stays(later, target, self.entry, request):
                     self.place_whole(life, later, target)
                     return True
+        if self.mixing is not None:
+            if self._placed_whole(life, request, self.mixing):
+                return True
+            offered = offered or self.mixing.offered(request)
         replica = self.entry.route(request, offered)
         if replica is None:
             return False
@@ -459,15 +487,35 @@ class LiveCluster:
             between.look_ahead(life, ahead)
         if self.fetches is None or not self.fetches.awaited(life, request, replica):
             replica.enqueue(request)
+        else:
+            life.goes_to(FETCH, now_ns(self.env))
         return True
 
+    def _placed_whole(self, life: Lifetime, seen: Request, mixing: Mixing) -> bool:
+        """Whether a replica runs the request whole, since a pool is too full for its part of it."""
+        whole = self.request_of(life, at_entry=False)
+        oracle = life.arrival.output_tokens - life.before
+        if self.entry.clairvoyant:  # its replicas are asked too whether they can run it
+            whole.oracle_tokens = oracle
+        target = mixing.target_of(life, seen, whole)
+        if target is None:
+            return False
+        whole.oracle_tokens = oracle if self.pool_of(target).clairvoyant else None
+        self.place_whole(life, whole, target)
+        return True
+
+    @property
+    def prefills_anywhere(self) -> bool:
+        """Whether decode replicas prefill requests that were placed there."""
+        return self.spec.local_prefill is not None or self.spec.mixed_pool is not None
+
     def place_whole(self, life: Lifetime, request: Request, replica: Replica) -> None:
-        """Let a decode replica prefill and decode a request, which joins its waiting queue.
+        """Let one replica prefill and decode a request, which joins its waiting queue.
 
         Args:
             life: Which request.
             request: As the decode pool sees it (`request_of`).
-            replica: Of the decode pool, up, and able to run it.
+            replica: Up, and able to run it.
         """
         life.replica = life.decode_replica = replica.place
         goal = life.arrival.output_tokens - life.before
@@ -551,11 +599,14 @@ class LiveCluster:
             self._progress(now_ns, self.ended)
         if self.recorder.record.events:
             self.recorder.event(life.arrival.index, ENDED, now_ns, life.last_place)
+        if life.account is not None:
+            life.account.close(now_ns)
         self.recorder.outcome(life, state, reason, now_ns, life.delivered)
         tell = self._on_failed if state in (REJECTED, FAILED) else self._on_end
         if tell is None:
             return
         for arrival in tell(life.arrival.index, now_ns):
+            self.arriving += 1
             caused = Instant(self.env, max(0, arrival.arrival_ns - now_ns), Phase.CAUSED_ARRIVAL)
             caused.callbacks.append(_Arriving(self, arrival))
 
@@ -719,6 +770,7 @@ class _Arriving:
     arrival: Arrival
 
     def __call__(self, _: Event) -> None:
+        self.cluster.arriving -= 1
         self.cluster.arrive(self.arrival)
 
 

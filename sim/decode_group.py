@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sim.records import Lifetime
     from sim.request import Request
 
+_NO_EXTRAS = (0,) * 7
 _NEVER_GROWS, _COUNTED, _LATE = 0, 1, 2
 
 
@@ -31,6 +32,8 @@ class DecodeGroup:
         late: Members that own blocks for more than the next tick, by the clock at which that ends.
         finish: (tick, sequence, life): when members emit their last token on their replica; stale
             entries among them. Kept by the replica.
+        ticked_ns: Length of all ticks that the ledger has billed (`sim.ledger`).
+        extras: Of these, what is not the decodes' own: its running totals, by phase.
         log: Number of `ends_ns` among the logs of a run; -1 if it is none of them.
     """
 
@@ -41,12 +44,14 @@ class DecodeGroup:
         "block_tokens",
         "clock",
         "ends_ns",
+        "extras",
         "finish",
         "late",
         "log",
         "needs",
         "size",
         "taken",
+        "ticked_ns",
     )
 
     def __init__(self, block_tokens: int) -> None:
@@ -63,6 +68,8 @@ class DecodeGroup:
         self.late: list[tuple[int, int, Request]] = []
         self.finish: list[tuple[int, int, Lifetime]] = []
         self.log = -1
+        self.ticked_ns = 0
+        self.extras: tuple[int, ...] = _NO_EXTRAS
         self._late_seq = 0
 
     # --- membership

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from simpy import Environment
+from simpy.core import StopSimulation
 from simpy.events import Event
 
 from sim.clock import Clock, Instant, Phase, now_ns
@@ -110,11 +111,11 @@ def simulate(
     env.process(_feed(env, live, arrivals))
     if recorder.record.series_points:
         env.process(_sample(env, live, recorder))
+    stop = None
+    if until_ns is not None:
+        stop = Instant(env, until_ns, Phase.SAMPLE + len(live.replicas))
     with no_cycle_collection():
-        if until_ns is None:
-            _run_to_the_end(env, live)
-        else:
-            env.run(until=Instant(env, until_ns, Phase.SAMPLE + len(live.replicas)))
+        _run(env, live, stop)
     return _result(live, recorder, int(env.now))
 
 
@@ -160,14 +161,30 @@ def _sample(env: Environment, live: LiveCluster, recorder: Recorder) -> Generato
             recorder.thin_series(step)
 
 
-def _run_to_the_end(env: Environment, live: LiveCluster) -> None:
+def _run(env: Environment, live: LiveCluster, stop: Instant | None) -> None:
+    """Until nothing is left to happen, `stop`, or a changing cluster goes nowhere (rule 84)."""
     try:
-        env.run()
+        if live.changes.expected and isinstance(env, Clock):
+            _run_watched(env, live, stop)
+        else:
+            env.run(until=stop)
     except StuckError:
-        if live.changes.closed:  # whoever is left waits for a replica that is not there (rule 84)
+        if live.changes.closed:  # whoever is left waits for a replica that is not there
             return
         raise
-    _raise_if_stuck(live)
+    if stop is None:
+        _raise_if_stuck(live)
+
+
+def _run_watched(env: Clock, live: LiveCluster, stop: Instant | None) -> None:
+    if stop is not None:
+        stop.callbacks.append(StopSimulation.callback)
+    try:
+        for _ in env.instants():
+            if live.changes.standstill.reached():
+                return
+    except StopSimulation:
+        return
 
 
 def _raise_if_stuck(live: LiveCluster) -> None:
@@ -193,6 +210,8 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     for replica in live.replicas if live.live else ():
         replica.settle()
     for life in list(live.live.values()):
+        if life.account is not None:
+            life.account.close(end_ns)
         recorder.outcome(life, UNFINISHED, "", NEVER, life.delivered)
     table = columns(recorder.requests, REQUEST_COLUMNS)
     order = np.argsort(table["index"], kind="stable")
@@ -204,6 +223,8 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     index = requests["index"]
     position = np.zeros(int(index[-1]) + 1 if len(index) else 1, np.int64)
     position[index] = np.arange(len(index))
+    if recorder.attributions is not None:
+        requests |= recorder.attributions.columns(table["index"])
     requests["largest_itl_ns"] = largest_gaps(spans, logs, len(index), position)
     narrow = {
         name: column.astype(NARROW_COLUMNS.get(name, np.int64)) for name, column in requests.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -27,6 +28,14 @@ class Flight:
         prefill_tokens: Real prompt tokens computed in each iteration.
         decodes: Real decodes in each iteration.
         group: The decoding requests that take part if it ticks.
+        pieces: (tokens, tokens before) of each chunk in the first iteration, without padding.
+        context_tokens: Sum of the contexts of the decodes in the first iteration, without padding.
+        spread: How unequal these are (`StepWork.context_spread`), where the model asks for it.
+        model: The step times that it was launched with.
+        number: Of its first iteration.
+        copied_ns: Of its length, what copies to and from the host add.
+        idle_ns: Time in which it was in no stage's step, the next one not being free.
+        billed: Iterations in the ledger (`sim.ledger`).
         applied: Iterations whose effect has been applied.
         begun: The first iteration not applied has started, and its blocks are taken.
         ahead_blocks: Blocks that were taken, when last synced, for the chunk then in progress.
@@ -41,14 +50,22 @@ class Flight:
         "applied",
         "batch",
         "begun",
+        "billed",
         "chunks",
+        "context_tokens",
+        "copied_ns",
         "decodes",
         "ends_ns",
         "given_up",
         "goes_on",
         "group",
+        "idle_ns",
+        "model",
         "notes",
+        "number",
+        "pieces",
         "prefill_tokens",
+        "spread",
         "start_ns",
         "ticks",
         "work",
@@ -63,6 +80,9 @@ class Flight:
         work: StepWork,
         prefill_tokens: int,
         group: DecodeGroup,
+        pieces: Sequence[tuple[int, int]] = (),
+        context_tokens: int = 0,
+        spread: int = 0,
     ) -> None:
         self.batch = batch
         self.start_ns = start_ns
@@ -73,6 +93,9 @@ class Flight:
         self.prefill_tokens = prefill_tokens
         self.decodes = decodes
         self.group = group
+        self.pieces, self.context_tokens, self.spread = pieces, context_tokens, spread
+        self.model: StepTimeModel | None = None
+        self.number = self.copied_ns = self.idle_ns = self.billed = 0
         self.applied = self.ahead_blocks = 0
         self.begun = True
         self.notes: DecisionNotes | None = None
@@ -85,10 +108,41 @@ class Flight:
             return True
         return any(other is request for other, _ in self.chunks)
 
+    @property
+    def cargo(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """(request, tokens) of its chunks, and the requests that it computes in vain."""
+        chunks = tuple((request.index, tokens) for request, tokens in self.chunks)
+        return chunks, tuple(request.index for request in self.given_up)
+
+    @property
+    def brings_on(self) -> bool:
+        """Whether its end brings a request forward: it emits a token, or completes a prefill."""
+        return self.ticks or any(
+            request.computed_then + tokens >= request.target_tokens
+            for request, tokens in self.chunks
+            if request not in self.goes_on
+        )
+
     def chunk_steps_ns(self, model: StepTimeModel, n: int, first_iteration: int) -> list[int]:
         """Lengths of `n` iterations that compute the next chunks of the same prompts, ns."""
         numbers = range(first_iteration, first_iteration + n)
         return [model.step_ns(work, i) for work, i in zip(self._works(n), numbers, strict=True)]
+
+    @property
+    def extra_ns(self) -> int:
+        """Of its length, what is in no step time."""
+        return self.copied_ns + self.idle_ns
+
+    def works(self, first: int, n: int) -> Iterator[StepWork]:
+        """What each of `n` iterations from number `first` on computes, padding included."""
+        if self.chunks:
+            works = list(self._works(first + n)) if self.batch.padding is None else [self.work]
+            yield from works[first:]
+            return
+        for i in range(first, first + n):
+            work = copy.copy(self.work)
+            work.context_tokens += i * work.attending_rows
+            yield work
 
     def _works(self, n: int) -> Iterator[StepWork]:
         """What each of `n` iterations with prefill chunks computes."""

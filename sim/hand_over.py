@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sim.attribution import QUEUE_NO_REPLICA, TRANSFER, TRANSFER_QUEUE
 from sim.batches import Batches
 from sim.carrier import Carrier, Nics
 from sim.clock import Instant, Phase, now_ns
@@ -78,7 +79,7 @@ class HandOver:
         """A replica is new, or new after a failure: tell its policy of what admissions wait for."""
         if self.spec.push and replica.role == "prefill":
             replica.state.onward = _Onward(replica, self.streams)
-        elif self._live.spec.local_prefill is not None and replica.role == "decode":
+        elif self._live.prefills_anywhere and replica.role == "decode":
             replica.state.onward = InLine(self, replica)
 
     # --- before the prefill ends: push, or the decode replica chosen first
@@ -122,6 +123,7 @@ class HandOver:
     def prefilled(self, replica: Replica, request: Request, life: Lifetime) -> None:
         """Phase (1): the request leaves its prefill replica, which keeps the prompt's blocks."""
         replica.keep(request, life)
+        self._note_prefilled(request, life)
         if self.streams is not None and self.streams.ended(replica, request, life):
             return
         self.call()
@@ -129,6 +131,12 @@ class HandOver:
         self.waiting.append(pull)
         if self.staging is not None:
             self.staging.prefilled(pull)
+
+    def _note_prefilled(self, request: Request, life: Lifetime) -> None:
+        """Its time belongs to its transfer from now on; its last token may be computed again."""
+        if life.account is not None:
+            again = request.prompt_tokens if self.spec.recompute_last_token else 0
+            life.account.lose(again, TRANSFER_QUEUE, now_ns(self.env))
 
     def pull_of(self, life: Lifetime, source: Replica, held: Request, prefilled_ns: int) -> Pull:
         """A request, whose KV its source keeps, as a decode replica will see it."""
@@ -147,6 +155,8 @@ class HandOver:
         live = self._live
         assert live.decode is not None
         self._called = False
+        if live.mixing is not None:
+            live.mixing.look()
         pulls = [*self.stranded, *self._again, *self.waiting]
         self.stranded, self._again, self.waiting = [], [], []
         for pull in pulls:
@@ -161,9 +171,11 @@ class HandOver:
             replica = live.decode.route(request) if ahead is None else ahead.target
             if replica is None:
                 self.stranded.append(pull)
+                life.goes_to(QUEUE_NO_REPLICA, now_ns(self.env))
                 live.changes.ask(live.decode)
                 continue
             request.joined_ns = now_ns(live.env)
+            life.goes_to(TRANSFER_QUEUE, request.joined_ns)
             life.decode_replica = replica.place
             goal = life.arrival.output_tokens - life.before
             replica.place_request(request, life, goal)
@@ -290,6 +302,8 @@ class HandOver:
         for transfer in transfers:
             self._sent += 1
             transfer.order, transfer.start_ns, transfer.withheld = self._sent, now, withheld
+            if withheld is None:
+                transfer.life.goes_to(TRANSFER, now)
             self.transfers.pop(transfer.request.index, None)  # in order of start
             self.transfers[transfer.request.index] = transfer
         first, size = transfers[0], sum(transfer.num_bytes for transfer in transfers)
@@ -359,6 +373,24 @@ class HandOver:
         source.notify()
         if self.spec.push and target.kv.has_cache:  # what has come can be found (rule 44)
             live.more_room()
+
+    # --- the state as a whole
+
+    def standing(self) -> Hashable:
+        """All that decides what happens next between the pools, counted from now (rule 84)."""
+        pulls = tuple(tuple(p.request.index for p in queue) for queue in self.pulls.values())
+        stranded = tuple(pull.request.index for pull in self.stranded)
+        return pulls, stranded, tuple(map(self._standing_of, self.transfers.values()))
+
+    def _standing_of(self, transfer: Transfer) -> Hashable:
+        now, end = now_ns(self.env), transfer.end
+        if end is None or isinstance(end, Instant):
+            staged = end is None and transfer.withheld is None
+            rest: Hashable = now if staged else max(0, transfer.due_ns - now)
+        else:
+            rest = end.standing()
+        places = transfer.request.index, transfer.source.place, transfer.target.place
+        return places, transfer.prefilled_ns is None, transfer.withheld, rest
 
     # --- a client gives up, a replica fails or comes up
 
@@ -436,6 +468,7 @@ class HandOver:
     def _hand_over_again(self, before: Pull | Transfer) -> None:
         life = before.life
         life.request = life.where = None
+        life.goes_to(TRANSFER_QUEUE, now_ns(self.env))
         life.decode_replica = -1
         assert before.prefilled_ns is not None
         again = self.pull_of(life, before.source, before.held, before.prefilled_ns)
@@ -456,7 +489,7 @@ class HandOver:
             self._call_off(life)
             self.left_early(life)
             if not life.ended:
-                life.lose(held.computed_then)
+                life.lose(held.computed_then, now_ns(self.env))
                 kept.append(life)
         return kept
 

@@ -76,6 +76,11 @@ class HostLink:
         self.disk = disk
         self.moved_bytes = self._pass_bytes = self._owed_ns = self._disk_owed_ns = 0
 
+    @property
+    def owed_ns(self) -> tuple[int, int]:
+        """What the next step pays for copies, and for the disk, ns."""
+        return self._owed_ns, self._disk_owed_ns
+
     def move(self, num_bytes: int) -> None:
         """KV moves, in either direction, by a decision of the pass now made."""
         self._pass_bytes += num_bytes

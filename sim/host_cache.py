@@ -31,7 +31,7 @@ once. A disk behind it: `sim.disk_cache`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from sim.extents import Extent, Nameless, Node, block_runs
 from sim.prefix_cache import Path, PrefixCache
@@ -186,6 +186,17 @@ class TieredPrefixCache(PrefixCache):
         if entry.content:
             self.host.keep_nameless(taken)
         return taken
+
+    def standing(self) -> Hashable:
+        """See `CachingPool.standing`: also what the tiers hold, and in which order."""
+        pool = super().standing()
+        assert self._names is not None
+        tiers: list[Hashable] = []
+        tier: Tier | None = self.host
+        while tier is not None:
+            tiers.append(tier.standing(self._names))
+            tier = tier.below
+        return pool, tuple(tiers)
 
     def verify(self) -> None:
         """Assert also that the tiers' queues and the contents agree."""

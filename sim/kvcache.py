@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Protocol
 
 from sim.decode_group import DecodeGroup
@@ -248,6 +248,14 @@ class CachingPool(BlockPool):
             takes: Blocks taken, one number for each iteration to come.
         """
         raise NotImplementedError
+
+    def standing(self) -> Hashable:
+        """What decides what will be found, and which content is lost next.
+
+        Equal at two moments if and only if requests with the same progress and blocks would find
+        and lose the same from then on. None: this memory cannot say.
+        """
+        return None
 
     def verify(self) -> None:
         """Assert that blocks are counted rightly."""

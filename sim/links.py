@@ -25,7 +25,7 @@ section 6.5.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
 from itertools import chain
@@ -99,6 +99,10 @@ class Flow:
     def call_off(self) -> None:
         """It never ends, and takes no bandwidth from now on."""
         self.links.call_off(self)
+
+    def standing(self) -> Hashable:
+        """What is left of it, and when: see `SharedLinks.standing`."""
+        return self.links.standing(self)
 
     def release(self, num_bytes: Fraction | int | None = None) -> None:
         """So much of what was withheld, or all that is left of it, may be sent a latency from now.
@@ -208,6 +212,19 @@ class SharedLinks:
         self._go_to(now)
         to_come = sum(amount for _, _, other, amount in self._releases if other is flow)
         return Fraction(flow.left, self._unit) + to_come + (flow.withheld or 0)
+
+    def standing(self, flow: Flow) -> Hashable:
+        """All that tells, if the links stay as they are, how a transfer goes on from now.
+
+        Returns:
+            Bytes not sent, bytes withheld, ns from now until each of its releases, with their
+            bytes, and ns from now until its end, if that is known; others than it do the rest.
+        """
+        now = now_ns(self.env)
+        unsent = self.unsent(flow)
+        to_come = sorted((when - now, size) for when, _, x, size in self._releases if x is flow)
+        ends = [when - now for when, _, x in self._over if x is flow]
+        return unsent, flow.withheld, tuple(to_come), tuple(ends)
 
     def split(self, parts: Sequence[tuple[Flow, Sequence[Mapping[Link, int]]]]) -> list[list[Flow]]:
         """Let joined parts (rule 7) go on as several transfers, on other `Link` objects.

@@ -61,6 +61,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from sim.attribution import MIGRATION as MIGRATED
+from sim.attribution import PREEMPTED
 from sim.carrier import Carrier, Nics, OnTheWay
 from sim.clock import Instant, Phase, Tick, now_ns
 from sim.errors import ConfigError
@@ -364,6 +366,7 @@ class Migrations:
         m.stop_ns = now_ns(self._live.env)
         self._live.note_event(m.life, STOPPED, source)
         target.expect_kv(request, source.part_with(m.held))
+        m.life.goes_to(MIGRATED, m.stop_ns)
         self._place(m, target)
         source.notify()
         self._send(m, -(-stored // source.kv.block_tokens), partial(self._moved, m))
@@ -400,6 +403,8 @@ class Migrations:
         life.migrations += 1
         life.recomputed_tokens += stored
         life.lost_tokens = stored
+        if life.account is not None:
+            life.account.lose(stored, PREEMPTED, m.stop_ns)
         self._place(m, target)
         target.restart(request, life)
         self._live.note_event(life, QUEUED, target)
@@ -471,7 +476,7 @@ class Migrations:
         del m.source.kept[m.held]
         if life.ended:
             return []
-        life.lose(m.held.computed_then)
+        life.lose(m.held.computed_then, now_ns(self._live.env))
         return [life]
 
     def _return(self, m: Migration) -> None:

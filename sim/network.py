@@ -71,6 +71,10 @@ class Sending:
             self.network.sent(self)
             self.on_end()
 
+    def standing(self) -> Hashable:
+        """See `sim.carrier.OnTheWay`."""
+        return tuple(flow.standing() for flow in self.flows)
+
     def release(self, share: Fraction | None = None) -> None:
         """See `sim.carrier.OnTheWay`: each part releases the same share."""
         for flow, lanes in list(self.flows.items()):

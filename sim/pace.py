@@ -35,6 +35,11 @@ class Pace:
     def __bool__(self) -> bool:
         return self.factor != 1 or bool(self.warm_up)
 
+    def standing(self, iteration: int) -> tuple[Fraction, int]:
+        """The factor, and how many iterations from that with this number on are a warm-up's."""
+        longest = max(1, self.warm_up.iterations) if self.warm_up else 0
+        return self.factor, max(0, longest + self.first - iteration)
+
     def lengthened(self, step_ns: int, iteration: int) -> int:
         """Length of an iteration by its number, ns."""
         if self.warm_up:

@@ -17,9 +17,13 @@ import numpy.typing as npt
 
 from sim.architecture import ModelSpec
 from sim.errors import ConfigError
+from sim.experts import ExpertLoad
 from sim.specs import DeviceSpec, check_tensor_parallel
 from sim.step_cost import StepCost
 from sim.step_time import StepWork
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 MOST_ROWS = 1 << 20
 """Prompt tokens, or decodes in a batch, up to which a crossing of the ridge is looked for."""
@@ -87,6 +91,8 @@ class PhaseArithmetic:
         precision: Of the weights, a key of `sim.specs.WEIGHT_BITS`.
         kv_dtype: Of the KV cache, a key of `sim.specs.KV_BYTES`.
         tp: GPUs of the replica (tensor parallel).
+        data_attention: Groups of these GPUs that attend apart.
+        load: How tokens spread over experts. Default: evenly.
 
     Raises:
         ConfigError: GPUs that do not divide the heads, an unknown precision.
@@ -99,11 +105,13 @@ class PhaseArithmetic:
         precision: str = "bf16",
         kv_dtype: str = "bf16",
         tp: int = 1,
+        data_attention: int = 1,
+        load: ExpertLoad | None = None,
     ) -> None:
-        check_tensor_parallel(model, tp)
+        check_tensor_parallel(model, tp // data_attention)
         self.model, self.device = model, device
         self.peak_flops = device.peak_flops(precision)
-        self._cost = StepCost(model, precision, kv_dtype, tp)
+        self._cost = StepCost(model, precision, kv_dtype, tp, data_attention, load)
 
     @property
     def ridge(self) -> float:
@@ -185,7 +193,55 @@ class PhaseArithmetic:
         contexts = np.arange(prompt_tokens + 1, prompt_tokens + output_tokens, dtype=np.float64)
         return float(self._decode_floors(contexts).mean())
 
-    def _decode_floors(self, contexts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def ttft_floors_s(self, prompt_tokens: Ints, cached_tokens: Ints) -> Floats:
+        """`ttft_floor_s` of many requests, s, shape (n,).
+
+        FLOPs and bytes are polynomials of the tokens to compute n and those cached c, of
+        terms n, n^2, n c and c, but for the weights, which depend on n alone.
+
+        Args:
+            prompt_tokens: Of each, shape (n,).
+            cached_tokens: Of each, less than its prompt, shape (n,).
+        """
+        new = prompt_tokens - cached_tokens
+        lengths, at = np.unique(new, return_inverse=True)
+        weights = np.array([self._cost.weights_read(n, 1) for n in lengths.tolist()])[at]
+        n, c = new.astype(np.float64), cached_tokens.astype(np.float64)
+        terms = (n, n * n, n * c, c)
+        flops, kv_bytes = self._of_terms()
+        flop = flops[0] + sum(each * term for each, term in zip(flops[1:], terms, strict=True))
+        kv = kv_bytes[0] + sum(each * term for each, term in zip(kv_bytes[1:], terms, strict=True))
+        floors: Floats = np.maximum(
+            flop / self.peak_flops, (weights + kv) / self.device.memory_bytes_per_s
+        )
+        return floors
+
+    def _of_terms(self) -> tuple[list[float], list[float]]:
+        """Coefficients of 1, n, n^2, n c and c in the FLOPs and KV bytes of a prefill."""
+        where = ((1, 0), (2, 0), (3, 0), (1, 1), (2, 1))
+        costs = [self.prefill(n + c, 1, c) for n, c in where]
+        system = np.array([(1, n, n * n, n * c, c) for n, c in where], dtype=np.float64)
+        flops = np.linalg.solve(system, [each.flops for each in costs])
+        kv_bytes = np.linalg.solve(system, [each.kv_bytes for each in costs])
+        return flops.tolist(), kv_bytes.tolist()
+
+    def tpot_floors_s(self, prompt_tokens: Ints, output_tokens: Ints) -> Floats:
+        """`tpot_floor_s` of many requests, s, shape (n,); NaN with one output token.
+
+        Args:
+            prompt_tokens: Of each, shape (n,).
+            output_tokens: Of each, shape (n,).
+        """
+        if not len(prompt_tokens):
+            return np.zeros(0)
+        longest = int((prompt_tokens + output_tokens).max())
+        each = self._decode_floors(np.arange(1, longest + 1, dtype=np.float64))
+        below = np.concatenate(([0.0], np.cumsum(each)))  # of contexts up to and including i
+        steps = output_tokens - 1
+        sums = below[np.maximum(prompt_tokens + steps, 0)] - below[prompt_tokens]
+        return np.where(steps > 0, sums / np.maximum(steps, 1), np.nan)
+
+    def _decode_floors(self, contexts: Floats) -> Floats:
         """Floors of decodes alone at these contexts: FLOPs and bytes are straight lines."""
         one, two = self.decode(1, 1), self.decode(1, 2)
         flops = one.flops + (two.flops - one.flops) * (contexts - 1)

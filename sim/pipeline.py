@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -24,7 +24,7 @@ from simpy import Environment
 from simpy.events import Event
 
 from sim.batch import Cause
-from sim.clock import Doorbell, Instant, now_ns
+from sim.clock import Instant, now_ns
 from sim.decode_group import DecodeGroup
 from sim.errors import ConfigError
 from sim.flight import DecisionNotes, Flight
@@ -54,8 +54,10 @@ class Ride:
         models: Step times of the stages, at the pace that the replica had when it entered them.
         iteration: Its number (of the first iteration, for a run).
         stage: Where it is, from 0.
+        worked_ns: Time of the stages that it has entered so far.
         entered_ns: When it moved there.
         ready_ns: When it may move on.
+        ready: The wake-up then.
         lengths: For a run: of each stage, the time of each iteration in it, ns.
     """
 
@@ -65,9 +67,11 @@ class Ride:
         "iteration",
         "lengths",
         "models",
+        "ready",
         "ready_ns",
         "riders",
         "stage",
+        "worked_ns",
     )
 
     def __init__(
@@ -77,9 +81,16 @@ class Ride:
         self.riders = riders
         self.models = models
         self.iteration = iteration
-        self.stage = 0
+        self.stage = self.worked_ns = 0
         self.entered_ns = self.ready_ns = flight.start_ns
+        self.ready: Instant | None = None
         self.lengths: list[list[int]] = []
+
+    @property
+    def lengths_to_come(self) -> tuple[int, ...]:
+        """Its time in the stages after the one where it is, ns."""
+        models, work = self.models[self.stage + 1 :], self.flight.work
+        return tuple(model.step_ns(work, self.iteration) for model in models)
 
 
 class PipelineReplica(Replica):
@@ -102,6 +113,7 @@ class PipelineReplica(Replica):
             raise ConfigError(f"a pipeline needs a step time for each stage, not one {name}")
         self._stages: list[Ride | None] = [None] * len(spec.step_time.stages)
         self._run_ahead: Ride | None = None
+        self._last_run: Ride | None = None
         self._spare_groups: list[DecodeGroup] = []
         self._launched = 0
         self._busy_until_ns = 0
@@ -196,6 +208,8 @@ class PipelineReplica(Replica):
     def _lose_ride(self, ride: Ride, now: int) -> None:
         flight = ride.flight
         flight.ends_ns = []
+        if ride.ready is not None:
+            ride.ready.call_off()
         began = flight.start_ns
         if began < now:
             twice_ns = max(0, self._busy_until_ns - began)
@@ -208,6 +222,8 @@ class PipelineReplica(Replica):
             self.stage_busy_ns[ride.stage] += busy
             if self._logs_stages:
                 self._log(ride, 0, ride.stage, ride.entered_ns, now, busy)
+        if self._ledger is not None:
+            self._bill_lost(self._ledger, flight)
         self.in_flight.remove(flight)
         self.state.bring_back(ride.riders)
         for request in [r for r in self.state.running if r.group is not None]:
@@ -225,14 +241,11 @@ class PipelineReplica(Replica):
 
     # --- the iteration loop
 
-    def _run(self) -> Generator[Event, Any, None]:
-        while True:
-            self._idle = True
-            self._bell = Doorbell(self.env)
-            yield self._bell
-            self._idle = False
-            if self._stages[0] is None and self._run_ahead is None and self._has_something():
-                self._pass()
+    def _takes_turn(self, event: Event) -> None:
+        self._idle = False
+        if self._stages[0] is None and self._run_ahead is None and self._has_something():
+            self._pass()
+        self._rest()
 
     def _pass(self) -> bool:
         self.state.held_back = []
@@ -256,6 +269,8 @@ class PipelineReplica(Replica):
         flight.ends_ns = [flight.start_ns] * n  # the length counts; the times follow
         if self._keeps_decisions:
             flight.notes = DecisionNotes(flight, self.state, self._newly_lost())
+        flight.number = self._launched
+        flight.model = self.step_time if not self._pace else None
         group = self._empty_group() if flight.ticks else self.state.group
         leavers = self._leavers(flight)
         riders = self.state.send_away(leavers, decodes=flight.ticks, next_group=group)
@@ -278,7 +293,9 @@ class PipelineReplica(Replica):
         self._stages[stage] = ride
         length = ride.models[stage].step_ns(ride.flight.work, ride.iteration)
         ride.stage, ride.entered_ns, ride.ready_ns = stage, now, now + length
-        Instant(self.env, length, self._step_end).callbacks.append(self._stage_ends)
+        ride.worked_ns += length
+        ride.ready = Instant(self.env, length, self._step_end)
+        ride.ready.callbacks.append(self._stage_ends)
 
     def _stage_ends(self, _: Event) -> None:
         """Phase (1): batches that are ready move on, from the last stage to the first."""
@@ -305,6 +322,9 @@ class PipelineReplica(Replica):
     def _end(self, ride: Ride) -> None:
         """The batch has left the last stage: only now do its effects exist."""
         self.state.bring_back(ride.riders)
+        flight = ride.flight
+        if not ride.lengths:  # a run is alone, and waits for no stage
+            flight.idle_ns = flight.ends_ns[-1] - flight.start_ns - ride.worked_ns
         self._landing = True
         self._complete()
         self._landing = False
@@ -365,7 +385,7 @@ class PipelineReplica(Replica):
                 ride.lengths.append(steps if isinstance(steps, list) else steps.tolist())
         ends = list(accumulate(map(sum, zip(*ride.lengths, strict=True)), initial=start))
         flight.ends_ns = ends[1:]
-        self._run_ahead = ride
+        self._run_ahead = self._last_run = ride
         self._wake = Instant(self.env, ends[-1] - start, self._step_end)
         self._wake.callbacks.append(self._run_ends)
 
@@ -406,6 +426,8 @@ class PipelineReplica(Replica):
         """Count the iterations of a run that are over; the next one is left, as a single one."""
         flight = ride.flight
         self._advance(flight, over)
+        if self._ledger is not None:
+            self._bill(self._ledger, flight, over)
         start = flight.start_ns
         if over:
             start = flight.ends_ns[over - 1]
@@ -413,7 +435,10 @@ class PipelineReplica(Replica):
             self._count(flight, over)
         flight.work = _work_after(flight, over)
         flight.start_ns, flight.ends_ns = start, [start]
-        flight.applied = flight.ahead_blocks = 0
+        flight.pieces = flight.work.chunks if flight.pieces else ()
+        flight.context_tokens += over * flight.decodes
+        flight.number += over
+        flight.applied = flight.ahead_blocks = flight.billed = 0
         if flight.notes is not None:
             flight.notes.drop(over)
         ride.lengths = []
@@ -424,14 +449,26 @@ class PipelineReplica(Replica):
         """Put a batch that was alone into the stage where it is at this moment."""
         ride.stage, ride.entered_ns = 0, ride.flight.start_ns
         ride.ready_ns = ride.entered_ns + lengths[0]
+        ride.worked_ns = lengths[0]
         while ride.ready_ns <= now:
             self._log_stage(ride, ride.ready_ns)
             ride.stage += 1
+            ride.worked_ns += lengths[ride.stage]
             ride.entered_ns = ride.ready_ns
             ride.ready_ns += lengths[ride.stage]
         self._stages[ride.stage] = ride
-        end = Instant(self.env, ride.ready_ns - now, self._step_end)
-        end.callbacks.append(self._stage_ends)
+        ride.ready = Instant(self.env, ride.ready_ns - now, self._step_end)
+        ride.ready.callbacks.append(self._stage_ends)
+
+    def _next_pass_ns(self, flight: Flight, instant_ns: int) -> int:
+        """A pass is made when somebody comes while the first stage is free, or when that is."""
+        ride = self._last_run
+        ends, now = flight.ends_ns, now_ns(self.env)
+        at = bisect_left(ends, instant_ns)
+        if ride is None or ride.flight is not flight or not ride.lengths or at >= len(ends):
+            return now
+        begin = ends[at - 1] if at else flight.start_ns
+        return max(instant_ns, begin + ride.lengths[0][at])
 
     def _void_run(self, ride: Ride) -> None:
         self.sync()
@@ -448,6 +485,10 @@ class PipelineReplica(Replica):
     def _lose(self, ride: Ride) -> None:
         """The iteration under way never happened; its requests are as they were before it."""
         self._advance(ride.flight, ride.flight.applied)
+        if ride.ready is not None:
+            ride.ready.call_off()
+        if self._ledger is not None:
+            self._bill_lost(self._ledger, ride.flight)
         self.in_flight.remove(ride.flight)
         self.state.bring_back(ride.riders)
         self._leave_early(ride.flight.given_up)
@@ -485,6 +526,14 @@ class PipelineReplica(Replica):
             if self._logs_stages:
                 self._log(ride, n, stage, start, end, busy)
             start += of_stage[0]
+
+    def _under_way(self, now: int) -> Hashable:
+        """See `ReplicaPresent`: of each batch its stage, and its time in that and in the others."""
+        rides = [ride for ride in self._stages if ride is not None]
+        return tuple(
+            (ride.stage, max(0, ride.ready_ns - now), ride.lengths_to_come, ride.flight.cargo)
+            for ride in rides
+        )
 
     def _log(self, ride: Ride, n: int, stage: int, start: int, end: int, busy: int) -> None:
         used, waiting = self.kv.total_blocks - self.kv.free_blocks, len(self.state.waiting)

@@ -60,6 +60,7 @@ class ReplicaState:
         max_model_len: Longest prompt + max_tokens, or None.
         watermark_blocks: Blocks that the policy wants free after an admission (rule 11).
         host: Host memory for victims; None where they are recomputed.
+        refused_onward: `can_go_on` has refused somebody in this pass.
         onward: Prefill role, where KV is pushed: the room on decode replicas. Decode role, where
             it prefills too: the line (`sim.local_prefill`). Else None.
     """
@@ -101,6 +102,7 @@ class ReplicaState:
         self.admitted: list[Request] = []
         self.found: dict[Request, int] = {}
         self.onward: Onward | None = None
+        self.refused_onward = False
         self._on_preempt = on_preempt
         self._on_join = on_join
         self._on_leave = on_leave
@@ -127,7 +129,10 @@ class ReplicaState:
         False only where KV is pushed and there is no room for it, or where requests stand before it
         whose KV is to be pulled (`sim.local_prefill`); ask before its blocks are taken.
         """
-        return self.onward is None or self.onward.has_room(request)
+        if self.onward is None or self.onward.has_room(request):
+            return True
+        self.refused_onward = True
+        return False
 
     def admit(self, request: Request, cached_tokens: int = 0) -> None:
         """Move a waiting request to the tail of running; the caller has allocated its blocks.
@@ -145,7 +150,7 @@ class ReplicaState:
             self.changing.admitted(request)
         self.admitted.append(request)
         self._seat(request)
-        request.target_tokens = request.known_tokens
+        request.target_tokens = request.prompt_tokens + request.emitted_then
         request.computed_then = cached_tokens
         self.found[request] = cached_tokens
         self.prefilling[request] = None
@@ -621,6 +626,10 @@ class ReplicaView(Protocol):
 
     def prefill_ns(self, tokens: int, cached: int) -> int:
         """Time to prefill so many tokens that follow `cached` ones, alone on the replica, ns."""
+        ...
+
+    def decode_ns(self, requests: int, tokens: int) -> int:
+        """Time of one step of so many decodes, with so many tokens of context in all, ns; 0: 0."""
         ...
 
 

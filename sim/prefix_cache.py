@@ -15,9 +15,10 @@ their request has ended) stand in the queue as one entry.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import ClassVar
 
+from sim.cache_names import Names
 from sim.decode_group import DecodeGroup
 from sim.extents import Entry, Extent, Holding, Key, Nameless, Node, block_runs
 from sim.kvcache import CachingPool
@@ -56,6 +57,7 @@ class PrefixCache(CachingPool):
         "_in_order",
         "_lost",
         "_match",
+        "_names",
         "_origins",
         "_queue",
         "_queued",
@@ -85,6 +87,7 @@ class PrefixCache(CachingPool):
         self._origins: Counter[int] = Counter()
         self._in_order = False
         self._match: tuple[Request, Path] | None = None
+        self._names: Names | None = None
 
     @property
     def cached_blocks(self) -> int:
@@ -523,6 +526,21 @@ class PrefixCache(CachingPool):
             elif isinstance(entry, Nameless):
                 yield entry.blocks, entry.content
             entry = entry.after
+
+    # --- the state as a whole
+
+    def standing(self) -> Hashable:
+        """See `CachingPool.standing`."""
+        if self._names is None:
+            self._names = Names(self.block_tokens)
+        self.settle()
+        for holding in tuple(self._held.values()):
+            self._register_scheduled(holding)
+        held = sorted(
+            (x.request.index, tuple(self._names.held(x, x.request.computed_tokens)))
+            for x in self._held.values()
+        )
+        return tuple(held), tuple(self._names.queue(self._queue, self._blank))
 
     # --- checking
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sim.attribution import QUEUE_NO_REPLICA, Account, Attributions
 from sim.batch import Cause
 from sim.request import NEVER, Arrival, Ints, Request
 from sim.step_time import StepTimeOrigin
@@ -71,6 +73,10 @@ REQUEST_COLUMNS = (
     "migrations",
 )
 
+# Packing a row costs a third of `array.extend`, which takes its numbers one by one.
+_OUTCOME_ROW = Struct(f"{len(REQUEST_COLUMNS)}q")
+_SPAN_ROW = Struct("4q")
+
 NARROW_COLUMNS = {
     "state": np.int8,
     "reason": np.int16,
@@ -105,6 +111,7 @@ class Lifetime:
     """
 
     __slots__ = (
+        "account",
         "ahead",
         "arrival",
         "before",
@@ -136,6 +143,7 @@ class Lifetime:
 
     def __init__(self, arrival: Arrival, order: int, predicted_tokens: int | None = None) -> None:
         self.arrival = arrival
+        self.account: Account | None = None  # of its time, where that is attributed
         self.ahead: Ahead | None = None  # its place in the decode pool while it is prefilled
         self.order = order
         self.predicted_tokens = predicted_tokens
@@ -161,8 +169,10 @@ class Lifetime:
         """The replica it was sent to last, -1 if it was sent to none."""
         return self.replica if self.decode_replica < 0 else self.decode_replica
 
-    def lose(self, computed_tokens: int) -> None:
+    def lose(self, computed_tokens: int, now_ns: int) -> None:
         """Its replica has failed: it is nowhere, and what was computed has to be again."""
+        if self.account is not None:
+            self.account.lose(computed_tokens, QUEUE_NO_REPLICA, now_ns)
         self.request = self.where = None
         self.decode_replica = -1
         self.before = self.delivered
@@ -175,6 +185,13 @@ class Lifetime:
         self.last_token_ns = now_ns
         if self.first_token_ns == NEVER:
             self.first_token_ns = now_ns
+            if self.account is not None:
+                self.account.first_token(now_ns)
+
+    def goes_to(self, phase: int, now_ns: int) -> None:
+        """Its time belongs to another phase from now on (`sim.attribution`)."""
+        if self.account is not None:
+            self.account.to(phase, now_ns)
 
 
 class Decision(NamedTuple):
@@ -213,6 +230,7 @@ class Record:
         series_points: Points of the fixed grid of queue, running and KV; 0 for none.
         series_span_ns: Time that the grid divides: the arrival window. A run of more than four
             spans doubles the step.
+        attribution: Where the time of each request went (`sim.attribution`).
         decisions: Every single decision, for comparison with other simulators (slow).
         on_steps: Called with the columns of the step log and the names of the replicas that there
             have been, whenever `STEP_CHUNK` rows are full, and with the rest at the end;
@@ -224,6 +242,7 @@ class Record:
     series_points: int = 0
     series_span_ns: int = 0
     decisions: bool = False
+    attribution: bool = False
     on_steps: Callable[[dict[str, Ints], Sequence[str]], None] | None = None
 
 
@@ -317,6 +336,7 @@ class Recorder:
         self.migrations = array("q")
         self.fetches = array("q")
         self.decisions: list[Decision] = []
+        self.attributions = Attributions() if record.attribution else None
         self.names: list[str] = []  # of the replicas, by place
         self.logs: list[array[int]] = []
 
@@ -327,11 +347,11 @@ class Recorder:
 
     def span(self, index: int, log: int, first_tick: int, tokens: int) -> None:
         """Tokens of a request that ended with consecutive ticks of a decode group."""
-        self.spans.extend((index, log, first_tick, tokens))
+        self.spans.frombytes(_SPAN_ROW.pack(index, log, first_tick, tokens))
 
     def token(self, index: int, now_ns: int, tokens: int = 1) -> None:
         """Tokens of a request that came at one instant."""
-        self.spans.extend((index, -1, now_ns, tokens))
+        self.spans.frombytes(_SPAN_ROW.pack(index, -1, now_ns, tokens))
 
     def step(
         self,
@@ -383,34 +403,35 @@ class Recorder:
 
     def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
         """The request has ended, or the run has."""
+        if self.attributions is not None:
+            self.attributions.add(life)
         code = self.reasons.setdefault(reason, len(self.reasons))
         arrival = life.arrival
-        self.requests.extend(
-            (
-                arrival.index,
-                arrival.arrival_ns,
-                arrival.prompt_tokens,
-                arrival.output_tokens,
-                arrival.max_tokens,
-                state,
-                code,
-                emitted,
-                life.replica,
-                life.decode_replica,
-                life.first_scheduled_ns,
-                life.prefill_end_ns,
-                life.first_token_ns,
-                life.last_token_ns,
-                end_ns,
-                life.preemptions,
-                life.recomputed_tokens,
-                life.cached_tokens,
-                life.swap_outs,
-                life.swapped_blocks,
-                life.rerouted,
-                life.migrations,
-            )
+        row = _OUTCOME_ROW.pack(
+            arrival.index,
+            arrival.arrival_ns,
+            arrival.prompt_tokens,
+            arrival.output_tokens,
+            arrival.max_tokens,
+            state,
+            code,
+            emitted,
+            life.replica,
+            life.decode_replica,
+            life.first_scheduled_ns,
+            life.prefill_end_ns,
+            life.first_token_ns,
+            life.last_token_ns,
+            end_ns,
+            life.preemptions,
+            life.recomputed_tokens,
+            life.cached_tokens,
+            life.swap_outs,
+            life.swapped_blocks,
+            life.rerouted,
+            life.migrations,
         )
+        self.requests.frombytes(row)
 
 
 def _on_grid(rows: array[int], width: int, step_ns: int) -> array[int]:
@@ -525,7 +546,8 @@ class SimulationResult:
 
     Attributes:
         requests: One row per arrived request in trace order; see `REQUEST_COLUMNS`, and
-            ``largest_itl_ns`` (-1 where fewer than two tokens came). int64 unless narrower.
+            ``largest_itl_ns`` (-1 where fewer than two tokens came). int64 unless narrower. Where
+            time is attributed, `sim.attribution.E2E_COLUMNS` and `TTFT_COLUMNS`.
         reasons: Text of each code in the column ``reason``.
         replicas: The replicas, in the order of the indices used everywhere.
         end_ns: The last instant at which anything happened.

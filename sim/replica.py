@@ -1,4 +1,4 @@
-"""One model instance: a SimPy process that asks its policy, sleeps for the step and applies it.
+"""One model instance, which asks its policy, sleeps for the step and applies it, by SimPy events.
 
 A *flight* is a decided batch under way: one iteration, or a run of iterations in which the same
 decision would be made again. A run sleeps once. Whatever reaches the replica cuts the run at the
@@ -13,15 +13,14 @@ the iteration loop here.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator
 from itertools import accumulate
-from typing import Any
 
 from simpy.events import Event
 
 from sim.batch import Cause, ScheduledBatch
-from sim.clock import Doorbell, Instant, now_ns
+from sim.clock import Instant, more_now, now_ns
 from sim.flight import DecisionNotes, Flight
+from sim.ledger import Ledger
 from sim.policy import ReplicaState
 from sim.queue import ChangingOrder
 from sim.records import Decision
@@ -33,20 +32,22 @@ from sim.step_time import StepWork
 class Replica(ReplicaMoves):
     """One model instance and its iteration loop; its attributes are those of `ReplicaParts`."""
 
-    def _run(self) -> Generator[Event, Any, None]:
-        env = self.env
-        while True:
-            self._idle = True
-            self._bell = Doorbell(env)
-            yield self._bell
-            self._idle = False
-            while self._pass():
-                yield self._wake
-                if self.in_flight:  # else the run was cut at this very instant, or voided
-                    self._complete()
-                    if env.peek() <= env.now:  # other phases of this instant come first
-                        self._wake = Instant(env, 0, self._turn)
-                        yield self._wake
+    def _takes_turn(self, event: Event) -> None:
+        self._idle = False
+        if self._pass():
+            self._wake.callbacks.append(self._step_over)
+        else:
+            self._rest()
+
+    def _step_over(self, event: Event) -> None:
+        """The flight has ended: it is applied, and the next pass is made."""
+        if self.in_flight:  # else the run was cut at this very instant, or voided
+            self._complete()
+            if more_now(self.env):  # other phases of this instant come first
+                self._wake = Instant(self.env, 0, self._turn)
+                self._wake.callbacks.append(self._takes_turn)
+                return
+        self._takes_turn(event)
 
     def _pass(self) -> bool:
         """One scheduling pass; True if a step started."""
@@ -57,11 +58,15 @@ class Replica(ReplicaMoves):
         if self._watched:
             self._surroundings.more_room()
         if self._loads_alone and self._loads_first(state, now):
+            if self._ledger is not None:
+                self._ledger.waits_for_kv(now)
             return False
         batch = self._decide(state, now)
         runs = batch.all_decodes or bool(batch.tokens)
         if state.admitted:
             self._admitted(now)
+        if self._ledger is not None:
+            self._note_pass(self._ledger, batch, now)
         flight = self._board(batch, now) if runs else None
         if self.role == "decode" and not self._loads_alone:
             self._pull(state)
@@ -80,6 +85,11 @@ class Replica(ReplicaMoves):
             if self._has_sent:
                 Instant(self.env, 0, self._turn).callbacks.append(self._pass_again)
         return flight is not None
+
+    def _note_pass(self, ledger: Ledger, batch: ScheduledBatch, now: int) -> None:
+        """Those who wait know why, as of this pass."""
+        held = self.state.refused_onward or (self.role == "prefill" and self.held_for_transfer > 0)
+        ledger.passed(batch.cause or batch.deaf_cause, now, held=held)
 
     def _pull(self, state: ReplicaState) -> None:
         """Send for KV: while nobody waits, or as far as the line goes (`sim.local_prefill`)."""
@@ -119,6 +129,7 @@ class Replica(ReplicaMoves):
         policy = self.policy
         state.wake_at_ns = None
         while True:
+            state.refused_onward = False
             if state.preempted:
                 state.preempted = []
             if state.admitted:
@@ -179,15 +190,15 @@ class Replica(ReplicaMoves):
                     pieces.append((tokens, request.computed_then))
                     prefill_tokens += tokens
         decodes, context = (group.size, group.context_tokens) if ticks else (0, 0)
+        spread = group.context_spread if ticks and self._asks_spread else 0
         if batch.padding is None:
             work = StepWork(pieces, decodes, context)
-            if ticks and self._asks_spread:
-                work.context_spread = group.context_spread
+            work.context_spread = spread
         else:
-            work = batch.padding.work(
-                pieces, decodes, context, group.context_spread if ticks else 0
-            )
-        return Flight(batch, now, chunks, decodes, work, prefill_tokens, group)
+            work = batch.padding.work(pieces, decodes, context, spread)
+        return Flight(
+            batch, now, chunks, decodes, work, prefill_tokens, group, pieces, context, spread
+        )
 
     def _select_decodes(self, batch: ScheduledBatch) -> bool:
         """Let just the decodes that the batch lists take part in the next tick; False if none."""
@@ -213,8 +224,11 @@ class Replica(ReplicaMoves):
         """Ask the step-time model how long the flight takes and go to sleep."""
         model, start, link = self.step_time, flight.start_ns, self.host_link
         n = self._steady_iterations(flight) if self._fast_forward else 1
+        flight.model, flight.number = model, self.iterations
         if link is not None and link.end_pass():
-            ends = [start + link.lengthened(model.step_ns(flight.work, self.iterations))]
+            length = model.step_ns(flight.work, self.iterations)
+            ends = [start + link.lengthened(length)]
+            flight.copied_ns = ends[0] - start - length
         elif n == 1:
             ends = [start + model.step_ns(flight.work, self.iterations)]
         else:
@@ -240,7 +254,9 @@ class Replica(ReplicaMoves):
         if self._changing is not None and self.state.waiting and not self._no_turn(batch):
             return 1
         # A pass that preempted is not made again: its victims now wait, and may be admitted next.
-        if n == 1 or self.state.preempted or (self._tells_chunks and flight.chunks):
+        if n == 1 or self.state.preempted:
+            return 1
+        if flight.chunks and (self._tells_chunks or (self._steps_prefills and not flight.ticks)):
             return 1
         if self.role == "decode" and self._cache and self._may_find_more():
             return 1

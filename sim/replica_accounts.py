@@ -30,6 +30,9 @@ class ReplicaAccounts(ReplicaParts):
                 life.first_scheduled_ns = now
             if self._keeps_events:
                 self._recorder.event(request.index, ADMITTED, now, self.place)
+            if self._ledger is not None and request.seat >= 0:
+                assert life.account is not None
+                self._ledger.admitted(life.account, now)
 
     def _note_cached(self, request: Request, life: Lifetime) -> None:
         """What a request found: of its prompt when it first starts, later of what it had lost."""

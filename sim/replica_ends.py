@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import partial
 
+from sim.attribution import BATCH_END
 from sim.clock import now_ns
 from sim.decode_group import DecodeGroup
 from sim.flight import Flight
+from sim.ledger import Ledger
 from sim.records import PREFILLED
 from sim.replica_parts import FIRST_RUN
-from sim.replica_present import ReplicaPresent
+from sim.replica_present import ReplicaPresent, by_seat
 from sim.replica_spec import DRAINING
 from sim.request import NEVER, Request
 
@@ -30,6 +33,12 @@ class ReplicaEnds(ReplicaPresent):
             self._cut()
         elif self._idle:
             self._bell.ring(self._turn)
+
+    def step_prefills(self) -> None:
+        """From now on iterations in which nobody decodes are made one by one (rule 84)."""
+        self._steps_prefills = True
+        if self.in_flight and not self.in_flight[-1].ticks:
+            self._cut()
 
     def _cut(self) -> None:
         """Let the run in flight end at the next boundary; a boundary at this instant is past."""
@@ -71,6 +80,8 @@ class ReplicaEnds(ReplicaPresent):
             self._apply_single(flight, now)
         else:
             self._advance(flight, n)
+        if self._ledger is not None:
+            self._bill(self._ledger, flight, n)
         done: list[Request] = []
         if flight.ticks and flight.group.finish[0][0] <= flight.group.clock:
             self._finish_decodes(flight.group, done)
@@ -88,6 +99,22 @@ class ReplicaEnds(ReplicaPresent):
             self._leave(done, now)
         if self._check:
             self.verify()
+
+    def _bill(self, ledger: Ledger, flight: Flight, n: int) -> None:
+        """The first `n` iterations of a flight are over: to whom their time belongs."""
+        if ledger.line.newcomers:
+            self._catch_up(ledger, flight)
+        ledger.bill(flight, n)
+
+    def _catch_up(self, ledger: Ledger, flight: Flight) -> None:
+        """Those who came during a run of iterations know why they wait, as of now."""
+        ledger.line.catch_up(partial(self._next_pass_ns, flight), now_ns(self.env))
+
+    def _next_pass_ns(self, flight: Flight, instant_ns: int) -> int:
+        """When the next pass would be made, if a run of iterations were stepped through."""
+        ends = flight.ends_ns
+        at = bisect_left(ends, instant_ns)
+        return ends[at] if at < len(ends) else now_ns(self.env)
 
     def _apply_single(self, flight: Flight, now: int) -> None:
         """Apply a flight of one iteration: as `_advance`, but there is nothing to take ahead."""
@@ -178,6 +205,8 @@ class ReplicaEnds(ReplicaPresent):
             del state.running[request]
             if not late:
                 self._part(request, now)
+            else:
+                self.lives[request].goes_to(BATCH_END, now)
         for request in self.policy.leaving(done, state):
             if late:
                 self._part(request, now)
@@ -251,8 +280,3 @@ class ReplicaEnds(ReplicaPresent):
         """Whether nobody is here or expected, and nobody's KV is kept, copied or coming."""
         here = self.lives or self.kept or self.expected or self.guests
         return not (here or self.reserved)
-
-
-def by_seat(request: Request) -> int:
-    """Order of requests that run: that in which they took their seats."""
-    return request.seat

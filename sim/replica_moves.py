@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.attribution import LOADED, PREEMPTED
 from sim.clock import now_ns
 from sim.records import Lifetime
 from sim.replica_traffic import ReplicaTraffic
@@ -41,6 +42,7 @@ class ReplicaMoves(ReplicaTraffic):
         self.held_for_transfer -= self.kv.held(request)
         self.place_request(request, life, life.goal)
         self.state.loaded.append(request)
+        life.goes_to(LOADED, now_ns(self.env))
         self.notify()
 
     # --- to here
@@ -86,4 +88,5 @@ class ReplicaMoves(ReplicaTraffic):
             self.sync()
             self._changing.refresh(self.state.waiting, now_ns(self.env))
         self.state.waiting.put_back(request)
+        life.goes_to(PREEMPTED, now_ns(self.env))
         self.notify()

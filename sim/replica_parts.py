@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from simpy import Environment
 from simpy.events import Event
@@ -17,13 +16,14 @@ from sim.flight import Flight
 from sim.host import HostMemory
 from sim.host_side import HostTier
 from sim.kvcache import CachingPool
+from sim.ledger import Ledger
 from sim.pace import Pace, PacedStepTime
 from sim.policy import ReplicaState
 from sim.queue import ChangingOrder
 from sim.records import PREEMPTED, Ahead, Lifetime, Recorder
 from sim.replica_spec import UP, ReplicaSpec, Surroundings, refuse_company
 from sim.request import NEVER, Request
-from sim.step_time import ReplicaStepTime, StepWork, asks_spread, bound
+from sim.step_time import ReplicaStepTime, StepWork, asks_spread, bound, varies
 
 if TYPE_CHECKING:
     from sim.replica import Replica
@@ -62,6 +62,84 @@ class ReplicaParts:
         stage_busy_ns: Of each pipeline stage, time in which it received activations and computed;
             empty without a pipeline.
     """
+
+    # Python finds attributes of an object with many of them by hash, in slots at once; what classes
+    # further down add is in a dict.
+    __slots__ = (
+        "__weakref__",
+        "_asks_spread",
+        "_barren_steps",
+        "_bell",
+        "_cache",
+        "_changing",
+        "_check",
+        "_commits",
+        "_fast_forward",
+        "_finish_seq",
+        "_has_sent",
+        "_idle",
+        "_keeps_decisions",
+        "_keeps_events",
+        "_keeps_steps",
+        "_known_tokens",
+        "_late",
+        "_ledger",
+        "_loads_alone",
+        "_longest_run",
+        "_lost_before",
+        "_makes_way",
+        "_notes_to",
+        "_own_step_time",
+        "_pace",
+        "_prefills_too",
+        "_recorder",
+        "_step_end",
+        "_steps_prefills",
+        "_surroundings",
+        "_tells_chunks",
+        "_this",
+        "_tier",
+        "_timer",
+        "_timer_ns",
+        "_turn",
+        "_waiting_share",
+        "_wake",
+        "_watched",
+        "_withholds",
+        "asked_tokens",
+        "busy_ns",
+        "condition",
+        "decode_tokens",
+        "env",
+        "expected",
+        "fetching",
+        "found_tokens",
+        "guests",
+        "held_for_transfer",
+        "host_link",
+        "in_flight",
+        "index",
+        "iterations",
+        "iterations_by_rows",
+        "joined_ns",
+        "kept",
+        "kv",
+        "left_ns",
+        "lives",
+        "lost_blocks_then",
+        "outstanding",
+        "place",
+        "policy",
+        "prefill_busy_ns",
+        "prefill_tokens",
+        "reserved",
+        "role",
+        "spec",
+        "stage_busy_ns",
+        "state",
+        "step_time",
+        "watermark",
+    )
 
     def __init__(
         self,
@@ -110,6 +188,7 @@ class ReplicaParts:
         self._withholds = withholds_first_token
         self._loads_alone = loads_alone
         self._tells_chunks = tells_chunks
+        self._steps_prefills = False
         # Of this replica alone: who has moved away may be on the agenda of two replicas.
         self._finish_seq = place << 40
         self.condition = UP
@@ -121,11 +200,9 @@ class ReplicaParts:
         self._waiting_share = waiting_share
         self._has_sent = False  # in this pass, while somebody waits
         self._step_end = Phase.STEP_END + rank
-        self._bell = Doorbell(env)
         self._wake = self._timer = Instant(env, 0, Phase.STEP_END)
-        self._idle = False
         self._timer_ns = NEVER
-        self.process = env.process(self._run())
+        self._rest()
 
     def _set_up(self) -> None:
         """An instance with nothing in it: as at the start, and after a failure."""
@@ -168,6 +245,16 @@ class ReplicaParts:
         self.guests: dict[Request, None] = {}
         self.held_for_transfer = self.outstanding = 0
         self._known_tokens = 0  # of outstanding requests that are not in the decode group
+        self._ledger: Ledger | None = None
+        if self._recorder.attributions is not None:
+            own = self._own_step_time
+            self._ledger = Ledger(
+                self.lives,
+                own,
+                self._recorder.attributions.alone(spec.step_time),
+                varying=varies(own, spec.step_time),
+                now_ns=now_ns(self.env),
+            )
         self.in_flight: list[Flight] = []
         self._longest_run = FIRST_RUN
         self._barren_steps = 0
@@ -178,8 +265,14 @@ class ReplicaParts:
     def _host_memory(self) -> HostMemory | None:
         return host_side.memory_of(self.spec, self.policy.host_memory_blocks, self.host_link)
 
-    def _run(self) -> Generator[Event, Any, None]:
-        """The process of the replica: it passes, sleeps for the step and applies it."""
+    def _rest(self) -> None:
+        """Wait for the bell."""
+        self._idle = True
+        self._bell = Doorbell(self.env)
+        self._bell.callbacks.append(self._takes_turn)
+
+    def _takes_turn(self, event: Event) -> None:
+        """Phase (4): a pass, and rest if no step starts."""
         raise NotImplementedError
 
     @staticmethod
@@ -204,11 +297,14 @@ class ReplicaParts:
     def _joined_group(self, request: Request) -> None:
         """Put the tick with which a group member emits its last token here on the agenda."""
         life, group = self.lives[request], self.state.group
-        self._known_tokens -= request.known_tokens
+        self._known_tokens -= request.prompt_tokens + request.emitted_then
         self._finish_seq += 1
         life.finish_seq = self._finish_seq
         clock = group.clock + life.goal - request.emitted_then
         heapq.heappush(group.finish, (clock, self._finish_seq, life))
+        if self._ledger is not None:
+            assert life.account is not None
+            self._ledger.joined(life.account, group, request.computed_then, now_ns(self.env))
 
     def _leave_group(self, request: Request) -> None:
         group, first = request.group, request.since
@@ -218,11 +314,24 @@ class ReplicaParts:
     def _note_ticks(self, request: Request, group: DecodeGroup, first: int, ticks: int) -> None:
         """Record the tokens that a request got as a member of a decode group."""
         life = self.lives[request]
+        if self._ledger is not None:
+            self._bill_leaver(self._ledger, life, group, ticks)
         life.finish_seq = -1
-        self._known_tokens += request.known_tokens
+        self._known_tokens += request.prompt_tokens + request.emitted_then
         if ticks and not self._late:
             self._recorder.span(request.index, group.log, first, ticks)
             life.deliver(ticks, group.ends_ns[first + ticks - 1])
+
+    def _bill_leaver(self, ledger: Ledger, life: Lifetime, group: DecodeGroup, ticks: int) -> None:
+        """Settle the account of a request that has left a decode group, in a step or not."""
+        now, lost_ns = now_ns(self.env), 0
+        for flight in self.in_flight:
+            if flight.ticks and flight.group is group:
+                over = flight.applied
+                ledger.bill(flight, over)
+                lost_ns = now - (flight.ends_ns[over - 1] if over else flight.start_ns)
+        assert life.account is not None
+        ledger.left(life.account, group, ticks, now, lost_ns)
 
     def _preempted(
         self, request: Request, lost_tokens: int, first_tick: int, ticks: int | None
@@ -239,6 +348,10 @@ class ReplicaParts:
             life.swapped_blocks += self.state.swapped[request]
         if ticks is not None:
             self._note_ticks(request, self.state.group, first_tick, ticks)
+        if self._ledger is not None:
+            assert life.account is not None
+            swapped = request in self.state.swapped
+            self._ledger.preempted(life.account, lost_tokens, self.state.now_ns, swapped=swapped)
         if self._keeps_events:
             self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from sim import host_side
 from sim.clock import now_ns
 from sim.flight import Flight
+from sim.ledger import Ledger
 from sim.policy import Prefix
 from sim.replica_accounts import ReplicaAccounts
-from sim.request import Request
-from sim.step_time import PROBE_TOKENS, StepWork
+from sim.replica_spec import FAILED, GONE
+from sim.request import NEVER, Request
+from sim.step_time import PROBE_TOKENS, StepWork, varies
 
 
 class ReplicaPresent(ReplicaAccounts):
@@ -60,9 +63,78 @@ class ReplicaPresent(ReplicaAccounts):
     def settle(self) -> None:
         """Bring every request up to date when the run is stopped before it ended."""
         self.sync()
+        if self._ledger is not None:
+            self._bill_unfinished(self._ledger)
         for request in list(self.state.running):
             if request.group is not None:
                 self._leave_group(request)
+
+    def _bill_unfinished(self, ledger: Ledger) -> None:
+        """Steps that are over belong to someone, those under way give nobody anything."""
+        now = now_ns(self.env)
+        for flight in self.in_flight:
+            ledger.bill(flight, flight.applied)
+            for request, _ in flight.chunks:
+                self._abandon(ledger, flight, request, now)
+
+    def _abandon(self, ledger: Ledger, flight: Flight, request: Request, now: int) -> None:
+        """The step under way of a flight gives one request nothing."""
+        over, life = flight.applied, self.lives.get(request)
+        if life is not None and life.account is not None:
+            began = flight.ends_ns[over - 1] if over else flight.start_ns
+            ledger.abandon(life.account, began, now)
+
+    # --- the state as a whole
+
+    @property
+    def comparable(self) -> bool:
+        """Whether `standing` says all that decides what happens next.
+
+        It does not for an order or a memory that keeps accounts of its own, nor for step times that
+        depend on the number of the iteration.
+        """
+        if self._changing is not None or varies(self._own_step_time, self.spec.step_time):
+            return False
+        return self._cache is None or self._cache.standing() is not None
+
+    def standing(self) -> Hashable:
+        """All that decides what happens here next, instants being counted from now (rule 84)."""
+        if self.condition in (FAILED, GONE):
+            return self.condition
+        self.sync(passed=True)
+        state, kv, now = self.state, self.kv, now_ns(self.env)
+        remembered = (v for name, v in vars(self.policy).items() if name.startswith("_"))
+        seated = sorted((request for request in self.lives if request.seat >= 0), key=by_seat)
+        queues = (seated, state.running, state.paused, state.loaded, state.waiting)
+        here = (self.lives, self.expected, self.reserved, self.kept)
+        return (
+            self.condition,
+            kv.free_blocks,
+            tuple(_indices(queue) for queue in queues),
+            tuple((request.index, n) for request, n in state.swapped.items()),
+            tuple((request.index, n) for request, n in state.afoot.items()),
+            tuple(tuple(sorted(self._progress(r) for r in requests)) for requests in here),
+            _indices(r for r, a in self.expected.items() if a.found_tokens is None),
+            self._under_way(now),
+            tuple(_plain(value, now) for value in remembered),
+            self._timer_ns - now if self._timer_ns != NEVER else None,
+            self._pace.standing(self.iterations),
+            None if self._cache is None else self._cache.standing(),
+            None if self.host_link is None else self.host_link.owed_ns,
+        )
+
+    def _progress(self, request: Request) -> tuple[int, ...]:
+        return (
+            request.index,
+            request.emitted_tokens,
+            request.computed_tokens,
+            request.target_tokens,
+            self.kv.held(request),
+        )
+
+    def _under_way(self, now: int) -> Hashable:
+        """What is in flight, and for how long."""
+        return tuple((flight.ends_ns[-1] - now, flight.cargo) for flight in self.in_flight)
 
     # --- what routers and reports see
 
@@ -166,6 +238,17 @@ class ReplicaPresent(ReplicaAccounts):
         """What its step-time model counted; None if it counts nothing."""
         return None if self._notes_to is None else self._notes_to.usage()
 
+    def decode_ns(self, requests: int, tokens: int) -> int:
+        """Time of one step of so many decodes, as many as have seats, with their share of tokens.
+
+        The context is rounded up. A pipeline counts as its step-time model says of one batch.
+        """
+        if not requests:
+            return 0
+        rows = min(requests, self.policy.seats)
+        work = StepWork([], rows, -(-tokens * rows // requests))
+        return self.spec.step_time.step_ns(work, 0)
+
     @property
     def busy_by_now_ns(self) -> int:
         """Time with a step in flight up to now."""
@@ -199,3 +282,24 @@ class ReplicaPresent(ReplicaAccounts):
     def tier_facts(self) -> dict[str, int]:
         """What moved to and from host memory and a disk behind it, and what was found there."""
         return host_side.facts_of(self.host_link, self._tier)
+
+
+def by_seat(request: Request) -> int:
+    """Order of requests that run: that in which they took their seats."""
+    return request.seat
+
+
+def _indices(requests: Iterable[Request]) -> tuple[int, ...]:
+    return tuple(request.index for request in requests)
+
+
+def _plain(value: object, otherwise: int) -> Hashable:
+    """What a policy remembers, requests by their numbers; `otherwise` for what cannot be said."""
+    if isinstance(value, Request):
+        return value.index
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, list | tuple | deque | dict):
+        items = value.items() if isinstance(value, dict) else value
+        return tuple(_plain(item, otherwise) for item in items)
+    return otherwise

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 
+from sim.attribution import LOADED
 from sim.clock import now_ns
 from sim.errors import ConfigError
 from sim.flight import Flight
+from sim.ledger import Ledger
 from sim.pace import Pace
 from sim.records import Ahead, Lifetime
-from sim.replica_ends import ReplicaEnds, by_seat
+from sim.replica_ends import ReplicaEnds
+from sim.replica_present import by_seat
 from sim.replica_spec import DRAINING
 from sim.request import NEVER, Request
 from sim.startup import WarmUp
@@ -31,7 +34,7 @@ class ReplicaTraffic(ReplicaEnds):
             self._known_tokens += request.emitted_then
             return
         self.outstanding += 1
-        self._known_tokens += request.known_tokens
+        self._known_tokens += request.prompt_tokens + request.emitted_then
 
     def enqueue(self, request: Request) -> None:
         """A request joins the waiting queue."""
@@ -44,6 +47,10 @@ class ReplicaTraffic(ReplicaEnds):
             self.sync()
             self._changing.refresh(self.state.waiting, now_ns(self.env))
         self.state.waiting.join(request)
+        if self._ledger is not None:
+            account = self.lives[request].account
+            assert account is not None
+            self._ledger.queued(account, now_ns(self.env))
 
     def _is_deaf(self, flight: Flight) -> bool:
         """Whether who joins the queue now changes nothing while the decision holds."""
@@ -162,6 +169,8 @@ class ReplicaTraffic(ReplicaEnds):
         self.notify()
         self.sync()
         flight = next((x for x in reversed(self.in_flight) if x.carries(request)), None)
+        if self._ledger is not None:
+            self._settle_leaver(self._ledger, request, flight)
         if request.group is not None:
             self._leave_group(request)
         self.sign_off(request)
@@ -173,6 +182,15 @@ class ReplicaTraffic(ReplicaEnds):
         elif request.seat < 0:  # a row of a batch that waits for its end has a seat
             self._take_out(request)
             self.forget(request)
+
+    def _settle_leaver(self, ledger: Ledger, request: Request, flight: Flight | None) -> None:
+        """A client gives up: what its account needs to know, which is closed in this instant."""
+        now = now_ns(self.env)
+        if self.in_flight:
+            self._catch_up(ledger, self.in_flight[-1])
+        if flight is not None and request.group is None:
+            ledger.bill(flight, flight.applied)
+            self._abandon(ledger, flight, request, now)
 
     def _take_out(self, request: Request) -> None:
         """A request without a seat leaves the queue in which it is, if it is in one."""
@@ -225,6 +243,7 @@ class ReplicaTraffic(ReplicaEnds):
         request.target_tokens = request.prompt_tokens
         request.computed_then = stored_tokens
         request.joined_ns = now_ns(self.env)
+        self.lives[request].goes_to(LOADED, request.joined_ns)
         stays = not self.lives[request].ended
         if stays:
             self.state.loaded.append(request)
@@ -260,6 +279,8 @@ class ReplicaTraffic(ReplicaEnds):
         flight = self.in_flight.pop()
         del flight.ends_ns[flight.applied :]
         self._advance(flight, flight.applied)
+        if self._ledger is not None:
+            self._bill_lost(self._ledger, flight)
         self._leave_early(flight.given_up)
         if flight.applied:
             self._count(flight, flight.applied)
@@ -291,13 +312,21 @@ class ReplicaTraffic(ReplicaEnds):
             self.host_link.moved_bytes = moved_bytes
         return begun, waiting
 
+    def _bill_lost(self, ledger: Ledger, flight: Flight) -> None:
+        """The iteration under way of a flight never happened; those that are over did."""
+        over, now = flight.applied, now_ns(self.env)
+        began = flight.ends_ns[over - 1] if over else flight.start_ns
+        self._catch_up(ledger, flight)
+        ledger.bill(flight, over)
+        ledger.lose(flight, began, now)
+
     def _lost_lives(self, requests: Iterable[Request]) -> list[Lifetime]:
         """What becomes of requests whose replica fails: they are nowhere, and their KV is lost."""
         lives = []
         for request in requests:
             life = self.lives[request]
             if not life.ended:
-                life.lose(request.computed_then)
+                life.lose(request.computed_then, now_ns(self.env))
                 lives.append(life)
         return lives
 
@@ -311,6 +340,8 @@ class ReplicaTraffic(ReplicaEnds):
         del flight.ends_ns[over:]
         if over:
             self._count(flight, over)
+        if self._ledger is not None:
+            self._bill_lost(self._ledger, flight)
         began = flight.ends_ns[-1] if over else flight.start_ns
         if began < now:
             self._log_lost(flight, began, now)

@@ -155,6 +155,10 @@ class StaleView:
         """Time to prefill so many tokens alone there: the same at any time."""
         return self.replica.prefill_ns(tokens, cached)
 
+    def decode_ns(self, requests: int, tokens: int) -> int:
+        """Time of one step of decodes there: the same at any time."""
+        return self.replica.decode_ns(requests, tokens)
+
 
 class Snapshots:
     """Takes the snapshots of one pool while anything happens in the cluster.

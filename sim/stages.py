@@ -19,6 +19,8 @@ from sim.step_time import (
     StepWork,
     asks_spread,
     bound,
+    quiet,
+    without_host,
 )
 
 
@@ -109,6 +111,23 @@ class PipelineStepTime:
     def for_replica(self, seed: int, replication: int, place: int) -> PipelineStepTime:
         """The model of one replica: all stages have the noise of that replica."""
         models = [bound(model, seed, place, replication) for model in self.models]
+        return PipelineStepTime(models, self.link)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a stage's times differ from those of its kind."""
+        return any(getattr(model, "noisy", False) for model in self.models)
+
+    def quiet(self) -> PipelineStepTime:
+        """See `sim.step_time.Dissectable`."""
+        return PipelineStepTime([quiet(model) for model in self.models], self.link)
+
+    def without_host(self) -> PipelineStepTime | None:
+        """See `sim.step_time.Dissectable`."""
+        parts = [without_host(model) for model in self.models]
+        if not any(parts):
+            return None
+        models = [part or model for part, model in zip(parts, self.models, strict=True)]
         return PipelineStepTime(models, self.link)
 
     def note(

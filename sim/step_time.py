@@ -66,12 +66,15 @@ class StepWork:
         self.context_spread = context_spread
         self.attending_rows = decode_rows if attending_rows is None else attending_rows
         self.sampled_rows = decode_rows + len(chunks) if sampled_rows is None else sampled_rows
+        if not chunks:
+            self.prefill_tokens = prefill_tokens or 0
+            self.prefill_pairs_x2 = self.prefill_tokens_sq = 0
+            return
         tokens = pairs_x2 = squares = 0
-        if chunks:
-            for c, before in chunks:
-                tokens += c
-                pairs_x2 += c * (2 * before + c + 1)
-                squares += c * c
+        for c, before in chunks:
+            tokens += c
+            pairs_x2 += c * (2 * before + c + 1)
+            squares += c * c
         self.prefill_tokens = tokens if prefill_tokens is None else prefill_tokens
         self.prefill_pairs_x2 = pairs_x2
         self.prefill_tokens_sq = squares
@@ -170,6 +173,40 @@ def bound(model: StepTimeModel, seed: int, place: int, replication: int = 0) -> 
 def asks_spread(model: StepTimeModel) -> bool:
     """Whether a model wants `StepWork.context_spread`: it has an attribute of this name."""
     return bool(getattr(model, "asks_spread", False))
+
+
+@runtime_checkable
+class Dissectable(StepTimeModel, Protocol):
+    """A model that can be asked about steps that never take place, and about its parts.
+
+    See `sim.attribution`.
+    """
+
+    def quiet(self) -> StepTimeModel:
+        """The same times, without noise, nothing refused and nothing counted."""
+        ...
+
+    def without_host(self) -> StepTimeModel | None:
+        """The same steps if the host took no time; None: it takes none."""
+        ...
+
+
+def quiet(model: StepTimeModel) -> StepTimeModel:
+    """A model for steps that never take place (see `Dissectable`); by default the model itself."""
+    return model.quiet() if isinstance(model, Dissectable) else model
+
+
+def without_host(model: StepTimeModel) -> StepTimeModel | None:
+    """A model's steps if the host took no time; None where it takes none, or nobody knows."""
+    return model.without_host() if isinstance(model, Dissectable) else None
+
+
+def varies(own: StepTimeModel, shared: StepTimeModel) -> bool:
+    """Whether the times of one replica may differ from those of its kind (noise).
+
+    A model of one replica may say so by an attribute ``noisy``.
+    """
+    return bool(getattr(own, "noisy", own is not shared))
 
 
 SHORT_RUN = 32

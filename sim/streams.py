@@ -39,6 +39,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from sim.attribution import TRANSFER
 from sim.clock import now_ns
 from sim.records import Lifetime
 from sim.replica import Replica
@@ -92,6 +93,7 @@ class Streams:
         stream, ahead.stream = ahead.stream, None
         stream.prefilled_ns = now_ns(replica.env)
         self._between.at_target(life, ahead)
+        life.goes_to(TRANSFER, stream.prefilled_ns)
         self._between.note_sent(stream)
         self._between.release(stream)
         return True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
+from sim.cache_names import Names
 from sim.extents import Entry, Nameless, Node, Place
 
 
@@ -98,6 +99,10 @@ class Tier:
         else:
             self.below.keep(node)
         return gone
+
+    def standing(self, names: Names) -> Hashable:
+        """What it holds, from the front on."""
+        return tuple(names.queue(self._queue))
 
     def verify(self, nodes: Iterable[Node]) -> None:
         """Assert that its queue and the contents agree; `nodes` are all that there are."""

@@ -122,7 +122,7 @@ def mean(groups: Groups, confidence: float = CONFIDENCE) -> Interval | Refusal:
         return _too_few_groups(estimate, len(groups))
     if (refusal := _too_dependent(groups, estimate)) is not None:
         return refusal
-    half = _student(len(groups), confidence) * _error(groups, estimate)
+    half = student(len(groups), confidence) * _error(groups, estimate)
     method = f"t over {len(groups)} groups"
     return Interval(estimate, estimate - half, estimate + half, confidence, method, len(groups))
 
@@ -136,7 +136,7 @@ def over_runs(values: Sequence[float], confidence: float = CONFIDENCE) -> Interv
     if len(numbers) < LEAST_GROUPS:
         return _too_few_groups(estimate, len(numbers))
     error = float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
-    half = _student(len(numbers), confidence) * error
+    half = student(len(numbers), confidence) * error
     method = f"t over {len(numbers)} groups"
     return Interval(estimate, estimate - half, estimate + half, confidence, method, len(numbers))
 
@@ -158,20 +158,13 @@ def quantile(groups: Groups, p: float, confidence: float = CONFIDENCE) -> Interv
         p: Between 0 and 1.
         confidence: Two-sided.
     """
-    pooled = _pooled(groups)
-    if isinstance(pooled, Refusal):
-        return pooled
-    total = len(pooled)
-    ordered = np.sort(pooled)
-    estimate = float(ordered[_rank(p, total)])
-    if len(groups) < LEAST_GROUPS:
-        return _too_few_groups(estimate, len(groups))
-    beyond = [(values > estimate).astype(np.float64) for values in groups]
-    if not any(values.any() for values in beyond):
-        return Refusal(estimate, "no value lies beyond it")
-    if (refusal := _too_few_beyond(beyond, p, estimate)) is not None:
+    if (refusal := quantile_refused(groups, p)) is not None:
         return refusal
-    low_share, high_share = _ends_of_share(beyond, _student(len(groups), confidence))
+    ordered = np.sort(np.concatenate(list(groups)))
+    total = len(ordered)
+    estimate = float(ordered[_rank(p, total)])
+    beyond = [(values > estimate).astype(np.float64) for values in groups]
+    low_share, high_share = _ends_of_share(beyond, student(len(groups), confidence))
     low, high = _rank(1 - high_share, total), math.ceil((1 - low_share) * total)
     if low_share <= 0 or high >= total:
         twice = 2 * len(groups)
@@ -179,6 +172,21 @@ def quantile(groups: Groups, p: float, confidence: float = CONFIDENCE) -> Interv
     method = f"share beyond it, t over {len(groups)} groups"
     ends = float(ordered[low]), float(ordered[high])
     return Interval(estimate, *ends, confidence, method, len(groups))
+
+
+def quantile_refused(groups: Groups, p: float) -> Refusal | None:
+    """Why `quantile` has no interval, as far as that can be said before one is made."""
+    pooled = _pooled(groups)
+    if isinstance(pooled, Refusal):
+        return pooled
+    rank = _rank(p, len(pooled))
+    estimate = float(np.partition(pooled, rank)[rank])
+    if len(groups) < LEAST_GROUPS:
+        return _too_few_groups(estimate, len(groups))
+    beyond = [(values > estimate).astype(np.float64) for values in groups]
+    if not any(values.any() for values in beyond):
+        return Refusal(estimate, "no value lies beyond it")
+    return _too_few_beyond(beyond, p, estimate)
 
 
 def share(groups: Groups, confidence: float = CONFIDENCE) -> Interval | Refusal:
@@ -201,7 +209,7 @@ def share(groups: Groups, confidence: float = CONFIDENCE) -> Interval | Refusal:
     what = "the rarer outcome counts"
     if (refusal := _too_few_beyond(rarer, 1 - few, estimate, what)) is not None:
         return refusal
-    low, high = _ends_of_share(rarer, _student(len(groups), confidence))
+    low, high = _ends_of_share(rarer, student(len(groups), confidence))
     low = max(low, 0.0)
     ends = (low, high) if estimate <= 0.5 else (1 - high, 1 - low)
     return Interval(estimate, *ends, confidence, f"t over {len(groups)} groups", len(groups))
@@ -303,7 +311,8 @@ def _ranks(groups: Groups) -> list[Floats]:
     return np.split(rank, np.cumsum([len(values) for values in groups])[:-1])
 
 
-def _student(groups: int, confidence: float) -> float:
+def student(groups: int, confidence: float) -> float:
+    """Student's t of so many groups, two-sided."""
     from scipy.special import stdtrit
 
     return float(stdtrit(groups - 1, (1 + confidence) / 2))

@@ -25,7 +25,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"batch_size": 3, "batch_timeout_s": 0.01, "pad_prompts": "attention"},
         {"pad_prompts": False, "keep_finished_slots": False, "return_at": "batch_end"},
     ],
-    "orca": [{"max_batch_size": 2, "reserve": "oracle"}],
+    "orca": [{"max_batch_size": 2, "reserve": "oracle"}, {"reserve": "pow2"}],
     "vllm-v0": [
         {"max_num_seqs": 3, "max_num_batched_tokens": 200},
         {"preemption": "swap", "host_blocks": 12},

@@ -227,3 +227,27 @@ def test_runs_with_other_seeds_or_of_another_number_say_so(failing: Path) -> Non
 
     assert "there are 4 and 3 runs; give both the same seed and replications" in str(fewer)
     assert "their runs have other seeds" in str(others)
+
+
+def test_figures_of_replications_have_bands_and_are_drawn_again_with_them(tmp_path: Path) -> None:
+    settings = {**CONFIG, "replications": 3}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
+    done = phasewise("run", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "o"), "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "o" / "figures.html").read_text("utf-8")
+    points = (tmp_path / "o" / "e2e_cdf.csv").read_text()
+
+    again = phasewise(
+        "plot", str(tmp_path / "o"), "--out", str(tmp_path / "p"), "--formats", "html"
+    )
+
+    assert again.exit_code == 0, again.output
+    assert "Curves are of all 3 replications together." in page
+    assert points.splitlines()[0] == "variant,policy,e2e_s,share,share_low,share_high"
+    assert (tmp_path / "p" / "e2e_cdf.csv").read_text() == points
+    alone = phasewise(
+        "plot", *map(str, sorted((tmp_path / "o" / "replications").glob("*/run-1"))),
+        "--out", str(tmp_path / "q"), "--formats", "html",
+    )  # fmt: skip
+    assert alone.exit_code == 0, alone.output
+    assert "share_low" not in (tmp_path / "q" / "e2e_cdf.csv").read_text()

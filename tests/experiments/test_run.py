@@ -81,6 +81,7 @@ def test_the_same_seed_gives_the_same_bytes_but_for_the_wall_clock(tmp_path: Pat
             "series.parquet",
             "steps.parquet",
             "summary.json",
+            "tokens.parquet",
             "transfers.parquet",
         ]
 

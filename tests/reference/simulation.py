@@ -76,6 +76,7 @@ class Result(refsim.Result):
     tier_bytes: dict = field(default_factory=dict)  # of each tiered replica: link, read, written
     configs: dict = field(default_factory=dict)  # of each replica there has been
     corners: Counter = field(default_factory=Counter)  # how often each corner case occurred
+    end_ns: int = 0  # the last instant
 
 
 def policy_class(cfg: dict):
@@ -446,6 +447,7 @@ class Simulation(Changes, Push):
     # --- the result
 
     def outcome(self) -> Result:
+        self.result.end_ns = self.now
         for r in self.reqs:
             if r.ended is None and self.changing:  # rules 78, 84
                 r.status = "unfinished" if r.arrived is not None else "skipped"

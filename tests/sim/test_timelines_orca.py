@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.conformance import adapter
+from tests.conformance.cases import Observed, Spec
 from tests.sim.timeline import Engine, replica, run
 
 REQUESTS = [(0, 4, 3, 4), (0, 6, 2, 2), (0, 5, 4, 8), (10, 2, 2, 2)]
@@ -49,3 +51,17 @@ def test_the_oracle_reserves_the_true_output(engine: Engine) -> None:
     # ceil((4 + 2) / 4) = ceil((4 + 3) / 4) = 2 each; max_tokens would ask for 4 each.
     # P = 8: 18; 14 -> 32; request 1 alone: 12 -> 44.
     assert got.tokens == [[18, 32], [18, 32, 44]]
+
+
+def test_pow2_reserves_up_to_twice_the_true_output(fast_forward: bool) -> None:
+    def ours(spec: Spec) -> Observed:
+        return adapter.observe(spec, fast_forward=fast_forward)
+
+    requests = [(0, 4, 3, 12), (0, 4, 5, 12), (0, 4, 1, 12)]
+    got = run(ours, requests, replica("orca", 6, reserve="pow2"))
+
+    # 3 -> 4: ceil(8 / 4) = 2 blocks; 5 -> 8: ceil(12 / 4) = 3; 1 -> 1: ceil(5 / 4) = 2, not free.
+    # 0: P = 8: 18. 14 -> 32, 14 -> 46: request 0 leaves its 2 blocks.
+    # 46: decode 1 and the prompt of 4: 10 + 4 + 2 = 16 -> 62. 62: decode 1 alone: 12 -> 74.
+    assert got.tokens == [[18, 32, 46], [18, 32, 46, 62, 74], [62]]
+    assert got.free["replica0"] == [1, 1, 1, 1, 3]

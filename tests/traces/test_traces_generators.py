@@ -9,8 +9,10 @@ import pytest
 
 import traces
 from sim.content import Content
+from sim.errors import TraceError
 from sim.request import NEVER, Trace
 from traces.generators import GENERATORS, Generator, sources_of
+from traces.generators.lengths import Lengths, UniformLengths
 from traces.generators.parts import Documents, FewShot, PrefixRepetition, SystemPrompts, popular
 from traces.generators.surfaces import Agent, EditorChat, TabCompletion
 from traces.mixture import typed
@@ -20,6 +22,8 @@ from traces.turns import with_content
 from traces.workload import resolve
 
 BY_NAME = pytest.mark.parametrize("name", GENERATORS)
+SHARES_NOTHING = ("lengths", "uniform-lengths")
+SHARING = pytest.mark.parametrize("name", [n for n in GENERATORS if n not in SHARES_NOTHING])
 ORDERS = ("stable-first", "variable-first")
 
 
@@ -66,7 +70,7 @@ def test_the_first_requests_are_the_same_however_many_are_made(name: str) -> Non
     assert not same or many.content != other.content
 
 
-@BY_NAME
+@SHARING
 def test_the_order_of_parts_changes_what_is_found_and_nothing_else(name: str) -> None:
     stable, variable = (told(GENERATORS[name](), 300, order) for order in ORDERS)
 
@@ -240,3 +244,34 @@ def test_many_turns_take_little_memory() -> None:
 
     runs = sum(len(content_of(trace, row).firsts) for row in range(len(trace)))
     assert runs <= 2 * len(trace)
+
+
+def test_lengths_have_their_means_and_no_request_is_over_the_longest() -> None:
+    made = Lengths(
+        prompt_tokens=400, prompt_cv=0.5, output_tokens=100, output_cv=0.5, longest_total=4096
+    )
+    trace = made.make(20_000, 0)
+
+    assert trace.content is None
+    assert float(trace.prompt_tokens.mean()) == pytest.approx(400, rel=0.02)
+    assert float(trace.output_tokens.mean()) == pytest.approx(100, rel=0.02)
+    short = Lengths(prompt_tokens=400, output_tokens=100, longest_total=300).make(5000, 0)
+    assert int((short.prompt_tokens + short.output_tokens).max()) <= 300
+    again = Lengths(prompt_tokens=400, output_tokens=100, longest_total=300).make(50, 0)
+    assert again.prompt_tokens.tolist() == short.prompt_tokens[:50].tolist()
+
+
+def test_lengths_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(TraceError, match="longest_total 100: almost no prompt of about 400"):
+        Lengths(prompt_tokens=400, prompt_cv=0, longest_total=100).make(10, 0)
+
+
+def test_uniform_lengths_reach_both_bounds() -> None:
+    trace = UniformLengths(
+        shortest_prompt=3, longest_prompt=5, shortest_output=1, longest_output=2
+    ).make(500, 0)
+
+    assert set(trace.prompt_tokens.tolist()) == {3, 4, 5}
+    assert set(trace.output_tokens.tolist()) == {1, 2}
+    with pytest.raises(ValueError, match="shortest_prompt 9 is above longest_prompt 8"):
+        UniformLengths(shortest_prompt=9, longest_prompt=8)

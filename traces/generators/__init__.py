@@ -13,6 +13,7 @@ from typing import Any
 
 from sim.request import Trace
 from traces.arrivals import arrive
+from traces.generators.lengths import Lengths, UniformLengths
 from traces.generators.parts import Documents, FewShot, PrefixRepetition, SystemPrompts
 from traces.generators.surfaces import Agent, EditorChat, InlineEdit, TabCompletion
 from traces.generators.words import ORDERS, Generator, sources_of
@@ -22,6 +23,8 @@ from traces.sessions import begin_sessions, sessions_of
 
 GENERATORS: Mapping[str, type[Generator]] = MappingProxyType(
     {
+        "lengths": Lengths,
+        "uniform-lengths": UniformLengths,
         "prefix-repetition": PrefixRepetition,
         "system-prompts": SystemPrompts,
         "few-shot": FewShot,

@@ -1,0 +1,141 @@
+"""What ``phasewise papers`` does, for Python too."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments import figures
+from experiments.capacity.evaluate import Tell
+from experiments.looks import STYLES
+from experiments.papers import page
+from experiments.papers.block import Redone, read, shipped
+from experiments.papers.evaluate import evaluate
+from experiments.papers.figure import drawings
+from experiments.papers.page import Told
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build left.
+
+    Attributes:
+        told: One per figure.
+        files: Page, Markdown, JSON, points and images.
+        notes: What was left out.
+        wall_s: Seconds that it took.
+    """
+
+    told: tuple[Told, ...]
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+    wall_s: float
+
+
+def build(
+    names: Sequence[str | Path],
+    out: Path,
+    *,
+    processes: int = 1,
+    formats: Sequence[str] = ("svg",),
+    tell: Tell = lambda text: None,
+) -> Built:
+    """Redo figures of papers, and write the page on them.
+
+    Args:
+        names: Of shipped files, or paths; none for all.
+        out: Folder of the page; runs are kept below it and reused.
+        processes: Runs at a time.
+        formats: Of the images: svg, pdf, png.
+        tell: Given one line now and then.
+
+    Raises:
+        PhasewiseError: One line: a bad file, or a run that failed.
+    """
+    started = time.perf_counter()
+    chosen: list[Redone] = [read(name) for name in (names or shipped())]
+    if min(processes, len(chosen)) > 1:
+        told = _apart(chosen, out, processes, tell)
+    else:
+        told = [_one(redone, out, processes, tell) for redone in chosen]
+    files, notes = _write(told, out, formats)
+    return Built(tuple(told), files, notes, time.perf_counter() - started)
+
+
+def _one(redone: Redone, out: Path, processes: int, tell: Tell) -> Told:
+    began = time.perf_counter()
+    told = page.tell(evaluate(redone, out / "runs" / redone.name, processes, tell))
+    tell(f"{redone.name}: {page.counts([told])} {time.perf_counter() - began:.0f} s")
+    return told
+
+
+def _apart(chosen: Sequence[Redone], out: Path, processes: int, tell: Tell) -> list[Told]:
+    """Whole figures in processes of their own: a process for each short run would take longer."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        futures = [pool.submit(_quietly, redone, out) for redone in chosen]
+        try:
+            for done in as_completed(futures):
+                one = done.result()
+                tell(f"{one.evaluated.redone.name}: {page.counts([one])}")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+def _quietly(redone: Redone, out: Path) -> Told:
+    return _one(redone, out, 1, lambda text: None)
+
+
+def _write(
+    told: Sequence[Told], out: Path, formats: Sequence[str]
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    out.mkdir(parents=True, exist_ok=True)
+    written = [page.write_page(told, out / "papers.html")]
+    text = out / "papers.md"
+    text.write_text(page.markdown(told), encoding="utf-8")
+    values = out / "papers.json"
+    values.write_text(json.dumps(as_json(told), indent=1) + "\n", encoding="utf-8")
+    drawn = [each for one in told for each in drawings(one.evaluated)]
+    plotted = figures.write({}, out, STYLES["paper"], "linear", formats, drawn)
+    return (*written, text, values, *plotted.files), plotted.notes
+
+
+def as_json(told: Sequence[Told]) -> dict[str, Any]:
+    """Every number and claim with its outcome, for programs."""
+    return {
+        one.evaluated.redone.name: {
+            "paper": one.paper.of,
+            "figure": one.paper.figure,
+            "claims": [
+                {
+                    "says": each.claim.says,
+                    "where": each.claim.where,
+                    "outcome": each.outcome,
+                    "ours": each.ours,
+                    "reason": each.reason,
+                }
+                for each in one.claims
+            ],
+            "numbers": [
+                {
+                    "says": each.number.says,
+                    "where": each.number.where,
+                    "paper": each.number.paper,
+                    "unit": each.number.unit,
+                    "ours": each.ours,
+                }
+                for each in one.numbers
+            ],
+            "requests": one.evaluated.requests,
+            "simulate_s": one.evaluated.simulate_s,
+        }
+        for one in told
+    }

@@ -1,0 +1,198 @@
+"""Run what a figure needs: every variant at every value of the x axis, and what goals search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.capacity.evaluate import Evaluator, Tell, Wanted
+from experiments.capacity.goal import Goal, Term, read_goal
+from experiments.capacity.highest import search_edges
+from experiments.capacity.judge import Evaluation
+from experiments.capacity.varied import rate_of
+from experiments.cluster import pools_of
+from experiments.config import Plan, slug
+from experiments.papers.block import Redone, quantities_of, value_of
+from experiments.quantity import read_quantity
+from experiments.schema import Experiment
+
+ALONE = 0.0
+"""The x of runs where nothing is varied."""
+
+_REPEATS, _MOST_RUNS = 3, 60
+
+
+@dataclass(frozen=True)
+class Point:
+    """One variant at one x.
+
+    Attributes:
+        values: Quantity to its number in each replication.
+        behind: Whether each replication was overloaded or backlogged.
+    """
+
+    values: Mapping[str, tuple[float, ...]]
+    behind: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """What a search of the highest rate found.
+
+    Attributes:
+        meets: The highest rate that meets the goal; None if none does.
+        misses: The lowest that misses it; None if none does.
+    """
+
+    meets: float | None
+    misses: float | None
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """All that was run for one figure.
+
+    Attributes:
+        redone: What for.
+        points: Label, then x, to what came out there.
+        edges: Measure with a goal, then label, to what the search found.
+        gpus: Label to its GPUs.
+        requests: Simulated now, in all runs.
+        simulate_s: Seconds of one core that they took.
+    """
+
+    redone: Redone
+    points: Mapping[str, Mapping[float, Point]]
+    edges: Mapping[str, Mapping[str, Bracket]]
+    gpus: Mapping[str, int]
+    requests: int
+    simulate_s: float
+
+    @property
+    def xs(self) -> list[float]:
+        """The x axis, ascending."""
+        return sorted(next(iter(self.points.values()), {}))
+
+
+def evaluate(
+    redone: Redone, out: Path, processes: int = 1, tell: Tell = lambda text: None
+) -> Evaluated:
+    """Run what the measures of a figure need; what an earlier call left in `out` is reused.
+
+    Args:
+        redone: The figure.
+        out: Folder of all its runs.
+        processes: Runs at a time.
+        tell: Given one line now and then.
+
+    Raises:
+        PhasewiseError: A run failed; one line.
+    """
+    names = _quantities(redone)
+    done: list[Evaluation] = []
+    points: Mapping[str, Mapping[float, Point]] = {}
+    if names:
+        evaluator = Evaluator(redone.plan, _sampled(names), out / "points", processes)
+        points = _points(redone, names, evaluator, tell)
+        done += evaluator.done.values()
+    edges = {}
+    for key, measure in redone.paper.measures.items():
+        if measure.goal is not None:
+            searcher = Evaluator(redone.plan, read_goal(measure.goal), out / "searches", processes)
+            edges[key] = _edges(redone, searcher, tell)
+            done += searcher.done.values()
+    made = [run for run in done if not run.reused]
+    return Evaluated(
+        redone,
+        points,
+        edges,
+        {each.label: gpus_of(each) for each in redone.plan.variants},
+        sum(run.arrived for run in made),
+        math.fsum(run.simulate_s for run in made),
+    )
+
+
+def gpus_of(experiment: Experiment) -> int:
+    """GPUs of all its pools."""
+    pools = pools_of(experiment).values()
+    return sum(each.replicas * each.tensor_parallel * each.pipeline_parallel for each in pools)
+
+
+def _quantities(redone: Redone) -> list[str]:
+    paper = redone.paper
+    named = [name for measure in paper.measures.values() for name in quantities_of(measure)]
+    drawn = [name for name in paper.draw if name not in paper.measures]
+    return list(dict.fromkeys([*named, *drawn]))
+
+
+def _sampled(names: list[str]) -> Goal:
+    quantities = [read_quantity(name, "paper") for name in names]
+    return Goal(tuple(Term(each, "<=", math.inf) for each in quantities))
+
+
+def _plans(redone: Redone) -> dict[float, Plan]:
+    """The config at each x."""
+    vary = redone.paper.vary
+    if vary is None:
+        return {ALONE: redone.plan}
+    plans = {}
+    for x in vary.values:
+        keys = {} if vary.key is None else {vary.key: x}
+        for key in vary.scale:
+            keys[key] = float(f"{x * value_of(redone.config, key, redone.name):.9g}")
+        plans[float(x)] = redone.load(keys)
+    return plans
+
+
+def _points(
+    redone: Redone, names: list[str], evaluator: Evaluator, tell: Tell
+) -> dict[str, dict[float, Point]]:
+    plans = _plans(redone)
+    wanted = [
+        Wanted(experiment, _folder(x), replication)
+        for x, plan in plans.items()
+        for experiment in plan.variants
+        for replication in range(experiment.replications)
+    ]
+    tell(f"{redone.name}: {len(wanted)} runs")
+    evaluator.run(wanted)
+    return {
+        label: {x: _point(names, evaluator.of(label, _folder(x)), evaluator.goal) for x in plans}
+        for label in redone.labels
+    }
+
+
+def _folder(x: float) -> str:
+    return slug(f"x={x:.6g}")
+
+
+def _point(names: list[str], runs: list[Evaluation], goal: Goal) -> Point:
+    values = {
+        name: tuple(term.quantity.value([run.samples[at]]) for run in runs)
+        for at, (name, term) in enumerate(zip(names, goal.terms, strict=True))
+    }
+    return Point(values, tuple(run.verdict in ("overloaded", "backlogged") for run in runs))
+
+
+def _edges(redone: Redone, evaluator: Evaluator, tell: Tell) -> dict[str, Bracket]:
+    varied = [
+        (each.label, rate_of(each, redone.paper.precision, None, redone.plan.source))
+        for each in redone.plan.variants
+    ]
+    found = search_edges(
+        varied,
+        evaluator.goal,
+        evaluator,
+        repeats=_REPEATS,
+        most_runs=_MOST_RUNS,
+        tell=lambda text: tell(f"{redone.name}: {text}"),
+    )
+    return {
+        edge.label: Bracket(
+            None if edge.best is None else edge.best.value,
+            None if edge.next is None else edge.next.value,
+        )
+        for edge in found
+    }

@@ -1,0 +1,343 @@
+"""Where the time of a request went: every nanosecond of it belongs to exactly one phase.
+
+The rules. Time is that of the simulated clock, integer ns; the phases of a request add up to the
+time from its arrival to its end (of an unfinished one, to the end of the run), exactly.
+
+*States.* At any instant a request is in one state, and changes it at the instants of the events
+below; at one instant it may pass through several, which get nothing.
+
+- It joins a waiting queue: `queue_step` until the first scheduling pass of that replica (one that
+  decides; at the same instant, if the replica is idle). From then on it waits for the reason for
+  which the last pass let the first in the queue wait, whoever that was: no seat (`queue_seat`),
+  token budget (`queue_budget`), memory (`queue_memory`; also a pass that preempted, and while
+  anybody is swapped out), the static batch at work (`queue_batch`) or to be filled
+  (`queue_forming`), `queue_held`, and `queue_other` where the policy gave none. `queue_held` is:
+  there is no room for it on its decode replica yet (push), one stands before it whose KV is to be
+  pulled, its replica waits for KV (`blocks_decode`), or memory was refused while its replica keeps
+  KV of requests that have left it and whose transfer has not ended (back-pressure of pull).
+- `queue_no_replica`: no replica that takes requests can run it, on either side.
+- `fetch`: its prefix is copied from another cache; it queues after that.
+- Admitted, its prefill not complete: `between`, but for the steps that compute it.
+- Its prefill is complete: it is in the decode group of its replica. Iterations of the group are its
+  decode steps; all other time there is `stall`.
+- Preempted: `preempted`, or `swapped` while its KV is in host memory, until it is admitted again.
+- Its prefill is complete and it goes on elsewhere: `transfer_queue` until its KV is sent (waiting
+  for room on the decode side, staging and batching of transfers included), `transfer` until it is
+  there, `loaded` until it joins running. KV sent while the prefill goes on is no time of its own.
+- Stopped for its migration: `migration`, then `loaded`.
+- It has all its tokens, and its static batch gives them back at its end: `batch_end`.
+- A step under way that never gives it a token, as its replica failed, its client gave up or the run
+  was stopped: `lost`, from the begin of that step. Its wait for a replica after a failure is
+  `queue_no_replica`; what it then computes again is `reprefill`.
+
+*A decode step* of length T is split, all terms being step times of one model, without noise, at the
+nominal pace, and of real (unpadded) pieces:
+
+1. T1 = the request alone at its context: `decode_gpu`, and what its host adds to that
+   (`decode_host`: T1 less T1 of the same model without host time; 0 for models without a host);
+2. T(all decodes of the step) - T1: `decode_others`;
+3. T(all pieces) - T(all decodes): `decode_prefills`;
+4. T(with the padding rows of a static batch) - T(all pieces): `padding`. (Sizes to which CUDA
+   graphs pad belong to the model.)
+5. T(with noise) - that: `noise`; T(at the pace of a straggler or a warm-up) - that: `slow`;
+6. what copies over the host link and from disk add: `copy`;
+7. in a pipeline, time in which the batch is in no stage's step, as the next is not free: `bubble`.
+
+*A prefill step*, likewise: own tokens alone (`prefill`; `reprefill` if the chunk begins with tokens
+that the request had computed before it was preempted, its replica failed, or its last token is
+computed again after a transfer); T(all prefills) - that: `prefill_others`; T(all pieces) - T(all
+prefills): `prefill_decodes`; then 4 to 7. Where chunks of one request overlap (chunked pipeline) a
+step counts from the end of the one before, and the overlap is taken off `bubble`.
+
+A term may be negative where step times are not monotone: it is kept. Sums of T1 come from one table
+of prefix sums over the context, for each kind of replica, so that what a request costs does not
+depend on its tokens; a run of iterations costs as much as one.
+
+*TTFT* is split in the same way, at the instant of the first token as the client sees it. What the
+whole has beyond that is the split of all gaps between tokens of the request together; single gaps
+are not kept.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.batch import Cause
+from sim.step_time import Ints, StepTimeModel, StepWork, quiet, without_host
+
+if TYPE_CHECKING:
+    from sim.records import Lifetime
+
+GROUPS = MappingProxyType(
+    {
+        "queued": (
+            *("queue_step", "queue_seat", "queue_budget", "queue_memory", "queue_batch"),
+            *("queue_forming", "queue_held", "queue_no_replica", "queue_other"),
+        ),
+        "prefill": ("prefill", "prefill_others", "prefill_decodes", "between"),
+        "decode": ("decode_gpu", "decode_host", "decode_others", "decode_prefills"),
+        "stalled": ("stall", "bubble", "batch_end"),
+        "step extra": ("padding", "noise", "slow"),
+        "memory": ("preempted", "reprefill", "swapped", "copy", "fetch"),
+        "transfer": ("transfer_queue", "transfer", "loaded", "migration"),
+        "lost": ("lost",),
+        "other": ("other",),
+    }
+)
+"""Phases by what they have in common, in the order in which they are shown."""
+
+PHASES = tuple(name for names in GROUPS.values() for name in names)
+QUEUE_STEP, QUEUE_SEAT, QUEUE_BUDGET, QUEUE_MEMORY, QUEUE_BATCH, QUEUE_FORMING = range(6)
+QUEUE_HELD, QUEUE_NO_REPLICA, QUEUE_OTHER, PREFILL, PREFILL_OTHERS, PREFILL_DECODES = range(6, 12)
+BETWEEN, DECODE_GPU, DECODE_HOST, DECODE_OTHERS, DECODE_PREFILLS, STALL = range(12, 18)
+BUBBLE, BATCH_END, PADDING, NOISE, SLOW, PREEMPTED, REPREFILL, SWAPPED = range(18, 26)
+COPY, FETCH, TRANSFER_QUEUE, TRANSFER, LOADED, MIGRATION, LOST, OTHER = range(26, 34)
+
+E2E_COLUMNS = tuple(f"e2e_{name}_ns" for name in PHASES)
+TTFT_COLUMNS = tuple(f"ttft_{name}_ns" for name in PHASES)
+
+_IN_LINE, _IN_GROUP, _CLOSED = -1, -2, -3
+_CAUSES = len(GROUPS["queued"])
+_NOTHING = [0] * len(PHASES)
+
+PHASE_OF: Mapping[int, int] = MappingProxyType(
+    {
+        Cause.NONE: QUEUE_OTHER,
+        Cause.NO_SEAT: QUEUE_SEAT,
+        Cause.NO_BLOCKS: QUEUE_MEMORY,
+        Cause.NO_BUDGET: QUEUE_BUDGET,
+        Cause.BATCH_RUNNING: QUEUE_BATCH,
+        Cause.BATCH_FORMING: QUEUE_FORMING,
+        Cause.PREEMPTED: QUEUE_MEMORY,
+        Cause.SWAPPED_OUT: QUEUE_MEMORY,
+    }
+)
+"""Why requests wait, by why the first of them was not admitted."""
+
+
+class Line:
+    """Why requests wait on one replica, as running totals of time by reason.
+
+    Attributes:
+        newcomers: Who joined since the last pass that decided.
+        cause: Phase of those who wait, since the last change of it.
+        since_ns: When that was.
+        ns: Time so far by phase, up to `since_ns`.
+    """
+
+    __slots__ = ("cause", "newcomers", "ns", "since_ns")
+
+    def __init__(self, now_ns: int) -> None:
+        self.newcomers: list[Account] = []
+        self.cause = QUEUE_OTHER
+        self.since_ns = now_ns
+        self.ns = [0] * _CAUSES
+
+    def change(self, cause: int, now_ns: int) -> None:
+        """From now on those who wait do so for another reason."""
+        self.ns[self.cause] += now_ns - self.since_ns
+        self.since_ns, self.cause = now_ns, cause
+
+    def totals(self, now_ns: int) -> list[int]:
+        """Time by phase up to an instant after the last change."""
+        ns = self.ns.copy()
+        ns[self.cause] += now_ns - self.since_ns
+        return ns
+
+    def see(self, now_ns: int) -> None:
+        """A pass has looked at the newcomers, and they wait on."""
+        for account in self.newcomers:
+            if account.state == QUEUE_STEP:
+                account.join_line(self, now_ns)
+        self.newcomers.clear()
+
+    def catch_up(self, next_pass: Callable[[int], int], now_ns: int) -> None:
+        """Passes that a run of iterations left out, as they decide the same, saw newcomers too.
+
+        Args:
+            next_pass: The instant of the first that would have been made at or after an instant.
+            now_ns: What happens at this instant comes before a pass at it.
+        """
+        left = []
+        for account in self.newcomers:
+            if account.state != QUEUE_STEP:
+                continue
+            seen_ns = next_pass(account.since_ns)
+            if seen_ns < now_ns:
+                account.join_line(self, seen_ns)
+            else:
+                left.append(account)
+        self.newcomers = left
+
+
+class Account:
+    """The time of one request, by phase.
+
+    Attributes:
+        ns: Time by phase, shape (phases,), up to `since_ns`.
+        first: The same when the client got its first token; None before.
+        state: The phase that time belongs to since then; below 0 where it is shared out later.
+        since_ns: When that began.
+        redo: Tokens that it had computed and lost: chunks that begin below are computed again.
+        context: Tokens stored when it joined its decode group.
+        ticked_ns: What `DecodeGroup.ticked_ns` was then.
+        extras: What `DecodeGroup.extras` was then.
+    """
+
+    __slots__ = (
+        "_line",
+        "_totals",
+        "context",
+        "extras",
+        "first",
+        "ns",
+        "redo",
+        "since_ns",
+        "state",
+        "ticked_ns",
+    )
+
+    def __init__(self, now_ns: int) -> None:
+        self.ns = _NOTHING.copy()
+        self.first: list[int] | None = None
+        self.state = OTHER
+        self.since_ns = now_ns
+        self.redo = self.context = self.ticked_ns = 0
+        self.extras: tuple[int, ...] = ()
+        self._line: Line | None = None
+        self._totals: list[int] = []
+
+    def to(self, state: int, now_ns: int) -> None:
+        """It is in another state from now on. (It leaves its decode group through `Ledger`.)"""
+        before = self.state
+        if before >= 0:
+            self.ns[before] += now_ns - self.since_ns
+        elif before == _IN_LINE:
+            self._leave_line(now_ns)
+        elif before == _CLOSED:
+            return
+        else:
+            raise AssertionError("a request in a decode group leaves it first")
+        self.state, self.since_ns = state, now_ns
+
+    def join_line(self, line: Line, now_ns: int) -> None:
+        """A pass has seen it in the queue: it waits for what the passes say."""
+        self.to(_IN_LINE, now_ns)
+        self._line, self._totals = line, line.totals(now_ns)
+
+    def _leave_line(self, now_ns: int) -> None:
+        line, ns = self._line, self.ns
+        assert line is not None
+        for phase, (after, before) in enumerate(zip(line.ns, self._totals, strict=True)):
+            ns[phase] += after - before
+        ns[line.cause] += now_ns - line.since_ns
+        self._line = None
+
+    def lose(self, tokens: int, state: int, now_ns: int) -> None:
+        """What it had computed is gone, and it waits."""
+        self.redo = max(self.redo, tokens)
+        self.to(state, now_ns)
+
+    def first_token(self, now_ns: int) -> None:
+        """Its client has the first token now."""
+        self.to(self.state, now_ns)
+        self.first = self.ns.copy()
+
+    def close(self, now_ns: int) -> None:
+        """The request has ended, or the run has."""
+        self.to(_CLOSED, now_ns)
+
+    def join_group(self, stored_tokens: int, ticked_ns: int, extras: tuple[int, ...]) -> None:
+        """It decodes from now on, `to` having been told so."""
+        self.context, self.ticked_ns, self.extras = stored_tokens, ticked_ns, extras
+
+
+class Alone:
+    """Time of decode steps of one request alone, summed over its context (one kind of replica).
+
+    Args:
+        model: Step times of that kind.
+    """
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self.quiet = quiet(model)
+        gpu = without_host(self.quiet)
+        self._models = [self.quiet] if gpu is None else [self.quiet, gpu]
+        # Of each model, at c: the sum over contexts 1 to c, ns.
+        self._sums = [array("q", [0]) for _ in self._models]
+
+    def sums(self, stored_tokens: int, ticks: int) -> tuple[int, int]:
+        """GPU's and host's part of so many decode steps after so many tokens are stored, ns."""
+        last = stored_tokens + ticks
+        if last >= len(self._sums[0]):
+            self._extend(last)
+        whole = self._sums[0][last] - self._sums[0][stored_tokens]
+        if len(self._sums) == 1:
+            return whole, 0
+        gpu = self._sums[1][last] - self._sums[1][stored_tokens]
+        return gpu, whole - gpu
+
+    def _extend(self, last: int) -> None:
+        size = len(self._sums[0])
+        more = max(last, 2 * size, 1024) - size + 1
+        for model, sums in zip(self._models, self._sums, strict=True):
+            steps = model.steps_ns(StepWork((), 1, size), more, 0)
+            lengths = steps if isinstance(steps, list) else steps.tolist()
+            sums.extend(list(accumulate(lengths, initial=sums[-1]))[1:])
+
+
+class Attributions:
+    """The accounts of requests that have ended, compactly, and what replicas of a kind share."""
+
+    def __init__(self) -> None:
+        self.codes = array("B")
+        self.ns = array("q")
+        self.counts = array("B")
+        self._alone: dict[int, Alone] = {}
+
+    def alone(self, model: StepTimeModel) -> Alone:
+        """The sums of a kind of replica; models live as long as the cluster."""
+        found = self._alone.get(id(model))
+        if found is None:
+            found = self._alone[id(model)] = Alone(model)
+        return found
+
+    def add(self, life: Lifetime) -> None:
+        """The account of a request, which is closed; in the order of the outcomes."""
+        account = life.account
+        assert account is not None
+        before = len(self.codes)
+        for phase, ns in enumerate(account.ns):
+            if ns:
+                self.codes.append(phase)
+                self.ns.append(ns)
+        for phase, ns in enumerate(account.first or ()):
+            if ns:
+                self.codes.append(len(PHASES) + phase)
+                self.ns.append(ns)
+        self.counts.append(len(self.codes) - before)
+
+    def columns(self, index: Ints) -> dict[str, Ints]:
+        """`E2E_COLUMNS` and `TTFT_COLUMNS` in order of the requests' index, ns.
+
+        Args:
+            index: Of the requests, in the order in which they were added, (n,).
+        """
+        place = np.empty(len(index), np.int64)
+        place[np.argsort(index, kind="stable")] = np.arange(len(index))
+        codes, ns = np.frombuffer(self.codes, np.uint8), np.frombuffer(self.ns, np.int64)
+        rows = np.repeat(place, np.frombuffer(self.counts, np.uint8))
+        by_code = np.argsort(codes, kind="stable")
+        ends = np.searchsorted(codes[by_code], np.arange(2 * len(PHASES) + 1))
+        found = {}
+        for code, name in enumerate((*E2E_COLUMNS, *TTFT_COLUMNS)):
+            these = by_code[ends[code] : ends[code + 1]]
+            found[name] = np.zeros(len(index), np.int64)
+            found[name][rows[these]] = ns[these]
+        return found

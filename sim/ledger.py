@@ -1,0 +1,293 @@
+"""The ledger of one replica: it splits the time of its steps among the requests that are there.
+
+See `sim.attribution` for the rules. A run of iterations is billed at once: its decode group has
+running totals, which a request reads when it joins and when it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sim.attribution import (
+    BETWEEN,
+    BUBBLE,
+    COPY,
+    DECODE_GPU,
+    DECODE_HOST,
+    DECODE_OTHERS,
+    DECODE_PREFILLS,
+    LOST,
+    NOISE,
+    PADDING,
+    PHASE_OF,
+    PREEMPTED,
+    PREFILL,
+    PREFILL_DECODES,
+    PREFILL_OTHERS,
+    QUEUE_HELD,
+    QUEUE_MEMORY,
+    QUEUE_STEP,
+    REPREFILL,
+    SLOW,
+    STALL,
+    SWAPPED,
+    Account,
+    Alone,
+    Line,
+)
+from sim.step_time import StepTimeModel, StepWork
+
+if TYPE_CHECKING:
+    from sim.decode_group import DecodeGroup
+    from sim.flight import Flight
+    from sim.records import Lifetime
+    from sim.request import Request
+
+_EXTRAS = (DECODE_PREFILLS, PADDING, NOISE, SLOW, COPY, BUBBLE)
+"""Phases of the running totals of a decode group (`DecodeGroup.extras`), which ends with `LOST`."""
+_IN_GROUP = -2
+
+
+class Ledger:
+    """Accounts of the requests on one replica.
+
+    Args:
+        lives: Who is there.
+        own: Step times of this replica.
+        alone: Of its kind.
+        varying: Whether its own times differ from those of its kind.
+        now_ns: The present.
+
+    Attributes:
+        line: Why those wait who do.
+    """
+
+    def __init__(
+        self,
+        lives: Mapping[Request, Lifetime],
+        own: StepTimeModel,
+        alone: Alone,
+        *,
+        varying: bool,
+        now_ns: int,
+    ) -> None:
+        self._lives, self._own, self._alone, self._varying = lives, own, alone, varying
+        self.line = Line(now_ns)
+
+    # --- who waits
+
+    def queued(self, account: Account, now_ns: int) -> None:
+        """It joins the queue."""
+        account.to(QUEUE_STEP, now_ns)
+        self.line.newcomers.append(account)
+
+    def passed(self, cause: int, now_ns: int, *, held: bool) -> None:
+        """A pass has decided.
+
+        Args:
+            cause: Why the first in the queue was not admitted, or will not be if one comes
+                (`sim.batch.Cause`).
+            now_ns: The present.
+            held: Memory that it would need is needed or kept for the other pool.
+        """
+        line, phase = self.line, PHASE_OF[cause]
+        if held and phase == QUEUE_MEMORY:
+            phase = QUEUE_HELD
+        if phase != line.cause:
+            line.change(phase, now_ns)
+        if line.newcomers:
+            line.see(now_ns)
+
+    def waits_for_kv(self, now_ns: int) -> None:
+        """A pass decided nothing, as KV is on its way (rule 92)."""
+        self.line.change(QUEUE_HELD, now_ns)
+        self.line.see(now_ns)
+
+    def admitted(self, account: Account, now_ns: int) -> None:
+        """It runs from now on; in a decode group it was told so before."""
+        if account.state != _IN_GROUP:
+            account.to(BETWEEN, now_ns)
+
+    def preempted(self, account: Account, lost_tokens: int, now_ns: int, *, swapped: bool) -> None:
+        """It gives up its seat; it has left its decode group."""
+        account.lose(lost_tokens, SWAPPED if swapped else PREEMPTED, now_ns)
+
+    # --- who decodes
+
+    def joined(self, account: Account, group: DecodeGroup, stored_tokens: int, now_ns: int) -> None:
+        """It is in a decode group from now on."""
+        account.to(_IN_GROUP, now_ns)
+        account.join_group(stored_tokens, group.ticked_ns, group.extras)
+
+    def left(
+        self, account: Account, group: DecodeGroup, ticks: int, now_ns: int, lost_ns: int
+    ) -> None:
+        """It has left its decode group, which is billed for all ticks that are over.
+
+        Args:
+            account: Its own.
+            group: Which.
+            ticks: That it took part in.
+            now_ns: The present.
+            lost_ns: Of a step under way, which it leaves too.
+        """
+        if account.state != _IN_GROUP:
+            return
+        ns, ticked, others = account.ns, group.ticked_ns - account.ticked_ns, 0
+        if group.extras is not account.extras:
+            *changes, lost = (b - a for a, b in zip(account.extras, group.extras, strict=True))
+            for phase, change in zip(_EXTRAS, changes, strict=True):
+                ns[phase] += change
+            others, lost_ns = sum(changes), lost_ns + lost
+        if ticks:
+            gpu, host = self._alone.sums(account.context, ticks)
+            ns[DECODE_GPU] += gpu
+            ns[DECODE_HOST] += host
+            ns[DECODE_OTHERS] += ticked - others - gpu - host
+        ns[LOST] += lost_ns
+        ns[STALL] += now_ns - account.since_ns - ticked - lost_ns
+        account.state, account.since_ns = STALL, now_ns
+
+    # --- steps
+
+    def bill(self, flight: Flight, upto: int) -> None:
+        """Iterations of a flight are over: those up to `upto` that were not billed before."""
+        first = flight.billed
+        if upto <= first:
+            return
+        flight.billed = upto
+        ends = flight.ends_ns
+        begin, end = ends[first - 1] if first else flight.start_ns, ends[upto - 1]
+        plain = flight.model is self._own and not self._varying
+        if plain and not (flight.chunks or flight.batch.padding or flight.extra_ns):
+            flight.group.ticked_ns += end - begin
+            return
+        self._bill_parts(flight, first, upto - first, begin, end)
+
+    def _bill_parts(self, flight: Flight, first: int, n: int, begin: int, end: int) -> None:
+        """As `bill`, where a step is more than the decodes at the usual time."""
+        bubble, copied = flight.idle_ns, flight.copied_ns
+        length = end - begin - bubble - copied
+        usual, slow = length, 0
+        if self._varying or flight.model is not self._own:
+            usual, slow = self._usual(flight, first, n, length)
+        real, pieces = usual, flight.pieces
+        if flight.batch.padding is not None:
+            real = self._sum(flight, first, n, pieces, decodes=True)
+        rest = (usual - real, length - slow - usual, slow, copied, bubble)
+        if flight.ticks:
+            own = self._sum(flight, first, n, (), decodes=True) if pieces else real
+            flight.group.ticked_ns += end - begin
+            changes = (real - own, *rest, 0)
+            flight.group.extras = tuple(map(sum, zip(flight.group.extras, changes, strict=True)))
+        if pieces:
+            self._bill_chunks(flight, first, n, begin, end, real, rest)
+
+    def _usual(self, flight: Flight, first: int, n: int, length: int) -> tuple[int, int]:
+        """Time of iterations without noise at the nominal pace, and what the pace added."""
+        work, padding, slow = flight.work, flight.batch.padding, 0
+        if flight.model is not self._own:
+            slow = length - sum(
+                self._own.step_ns(each, flight.number + i)
+                for i, each in enumerate(flight.works(first, n), start=first)
+            )
+        if padding is None:
+            return self._sum(flight, first, n, flight.pieces, decodes=True), slow
+        quiet = self._alone.quiet
+        if work.chunks:
+            return quiet.step_ns(work, 0), slow  # padded prefills are not repeated
+        (begins,) = flight.works(first, 1)
+        return int(sum(quiet.steps_ns(begins, n, 0))), slow
+
+    def _bill_chunks(
+        self,
+        flight: Flight,
+        first: int,
+        n: int,
+        begin: int,
+        end: int,
+        real: int,
+        rest: tuple[int, ...],
+    ) -> None:
+        pieces = flight.pieces
+        prefills = self._sum(flight, first, n, pieces, decodes=False) if flight.ticks else real
+        for (request, _), piece in zip(flight.chunks, pieces, strict=True):
+            life = self._lives.get(request)
+            account = None if life is None else life.account
+            if account is None or account.state != BETWEEN:  # it has ended meanwhile
+                continue
+            ns = account.ns
+            overlap = max(0, account.since_ns - begin)
+            ns[BETWEEN] += begin + overlap - account.since_ns
+            again = _again(piece, first, n, account.redo)
+            own = prefills
+            if len(pieces) > 1 or 0 < again < n:
+                own = self._sum(flight, first + again, n - again, (piece,), decodes=False)
+                anew = self._sum(flight, first, again, (piece,), decodes=False) if again else 0
+            elif again:
+                own, anew = 0, prefills
+            else:
+                anew = 0
+            ns[PREFILL] += own
+            ns[REPREFILL] += anew
+            ns[PREFILL_OTHERS] += prefills - own - anew
+            ns[PREFILL_DECODES] += real - prefills
+            for phase, part in zip((PADDING, NOISE, SLOW, COPY, BUBBLE), rest, strict=True):
+                ns[phase] += part
+            ns[BUBBLE] -= overlap
+            account.since_ns = end
+
+    def _sum(
+        self,
+        flight: Flight,
+        first: int,
+        n: int,
+        pieces: Sequence[tuple[int, int]],
+        *,
+        decodes: bool,
+    ) -> int:
+        """Step times of real pieces of `n` iterations, from number `first` of the flight on."""
+        rows = flight.decodes if decodes else 0
+        context = flight.context_tokens + first * rows if rows else 0
+        spread = flight.spread if rows else 0
+        quiet = self._alone.quiet
+        if not pieces:
+            if not (rows and n):
+                return 0
+            work = StepWork((), rows, context, context_spread=spread)
+            if n == 1:
+                return quiet.step_ns(work, 0)
+            steps = quiet.steps_ns(work, n, 0)
+            return sum(steps) if isinstance(steps, list) else int(steps.sum())
+        total = 0
+        for i in range(n):
+            chunks = [(tokens, before + (first + i) * tokens) for tokens, before in pieces]
+            work = StepWork(chunks, rows, context + i * rows, context_spread=spread)
+            total += quiet.step_ns(work, 0)
+        return total
+
+    # --- what is lost
+
+    def lose(self, flight: Flight, began_ns: int, now_ns: int) -> None:
+        """The iteration under way is lost to all of its requests; those before it are billed."""
+        if flight.ticks:
+            *others, lost = flight.group.extras
+            flight.group.extras = (*others, lost + now_ns - began_ns)
+        for request, _ in flight.chunks:
+            life = self._lives.get(request)
+            if life is not None and life.account is not None:
+                self.abandon(life.account, began_ns, now_ns)
+
+    def abandon(self, account: Account, began_ns: int, now_ns: int) -> None:
+        """The iteration under way, which computes a chunk of it, is lost to one request."""
+        if account.state == BETWEEN:
+            account.to(LOST, max(began_ns, account.since_ns))
+            account.to(BETWEEN, now_ns)
+
+
+def _again(piece: tuple[int, int], first: int, n: int, redo: int) -> int:
+    """How many of `n` iterations begin their chunk below `redo`."""
+    tokens, before = piece
+    left = redo - before - first * tokens
+    return 0 if left <= 0 else min(n, -(-left // tokens))
