@@ -1,0 +1,357 @@
+"""Curves of a sweep: latencies and attainment against the rate, attainment against SLO scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from experiments import panels
+from experiments.cdf_figure import SHOWN_IN_MS
+from experiments.drawing import Drawing
+from experiments.layout import Legend, marker, plain, stroke, title
+from experiments.looks import Look, Style, looks
+from experiments.sweep.frame import MEASURED_RATE, Frame, Place, is_number
+from experiments.sweep.unit import scale_column
+from sim.metric_definitions import METRICS
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MOST_LINES = 8
+"""Curves of a figure; with more, it takes values of the other keys from first to last."""
+_LATENCIES = ("ttft", "tpot", "itl", "e2e")
+_PERCENTILES = ("p50", "p90", "p99")
+_RATE_TITLE = "Requests a second"
+MARKED = (
+    "Open markers: more than half of the runs at this point were overloaded or backlogged, so that "
+    "their latencies say how long they were. Bars: smallest and largest of several replications."
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    """What stays the same along a curve.
+
+    Attributes:
+        name: In the legend.
+        look: Colour, dash and marker.
+        places: Along it.
+    """
+
+    name: str
+    look: Look
+    places: tuple[Place, ...]
+
+
+def series_of(frame: Frame, along: str | None) -> list[Series]:
+    """The curves along a key: one for each variant and setting of the other keys.
+
+    Args:
+        frame: Of the sweep.
+        along: The key; None for the measured rate.
+    """
+    others = [key for key in frame.keys if key != along]
+    groups: dict[tuple[Any, ...], list[Place]] = {}
+    for place in frame.places:
+        name = (place.variant, *(str(place.settings.get(key)) for key in others))
+        groups.setdefault(name, []).append(place)
+    chosen = list(groups)
+    if len(chosen) > MOST_LINES:
+        step = (len(chosen) - 1) / (MOST_LINES - 1)
+        chosen = [chosen[round(at * step)] for at in range(MOST_LINES)]
+    several = len(frame.variants) > 1
+    names = [name_of(name[0], dict(zip(others, name[1:], strict=True)), several) for name in chosen]
+    drawn = looks([groups[name][0].policy for name in chosen])
+    return [
+        Series(name, look, tuple(sorted(groups[key], key=lambda place: rate_of(place, along))))
+        for name, look, key in zip(names, drawn, chosen, strict=True)
+    ]
+
+
+def name_of(variant: str, settings: Mapping[str, Any], several: bool) -> str:
+    """Name of a curve: the variant, and the last words of keys with their values."""
+    said = [f"{key.rpartition('.')[2]} {value}" for key, value in settings.items()]
+    return ", ".join([variant, *said] if several or not said else said)
+
+
+def rate_of(place: Place, along: str | None) -> float:
+    """Where a place is on the axis of the rate."""
+    if along is None:
+        return place.values.get(MEASURED_RATE, 0.0)
+    value = place.settings.get(along)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def rate_title(along: str | None) -> str:
+    """Title of the axis of the rate."""
+    words = {"speedup": "Speed-up of recorded arrivals", "concurrency": "Requests in the system"}
+    return _RATE_TITLE if along is None else words.get(along.rpartition(".")[2], _RATE_TITLE)
+
+
+def left_out(frame: Frame, along: str | None) -> str:
+    """What a figure says if it does not show all curves."""
+    others = [key for key in frame.keys if key != along]
+    count = len({(p.variant, *(str(p.settings.get(k)) for k in others)) for p in frame.places})
+    if count <= MOST_LINES:
+        return ""
+    return f" {MOST_LINES} of {count} curves are shown; --at key=value chooses others."
+
+
+def latency_drawings(frame: Frame) -> list[Drawing]:
+    """P50, P90 and P99 of each latency against the rate, one panel each."""
+    along = frame.rate_key
+    drawings = []
+    for key in _LATENCIES:
+        metric = METRICS[key]
+        columns = [f"{metric.name_in_files}.{p}" for p in _PERCENTILES]
+        if not all(map(frame.has, columns)):
+            continue
+        scale = 1e3 if key in SHOWN_IN_MS else 1.0
+        unit = "ms" if scale == 1e3 else "s"
+        titles = [f"{p.upper()} {metric.title} ({unit})" for p in _PERCENTILES]
+        drawings.append(
+            Drawing(
+                f"rate_{key}",
+                f"{metric.title} against the rate",
+                f"{metric.definition} {MARKED}{left_out(frame, along)}",
+                ("curve", rate_title(along), "behind", *columns),
+                [
+                    (
+                        each.name,
+                        rate_of(place, along),
+                        place.behind,
+                        *(place.values.get(column) for column in columns),
+                    )
+                    for each in series_of(frame, along)
+                    for place in each.places
+                ],
+                _latencies(frame, columns, titles, scale),
+            )
+        )
+    return drawings
+
+
+def _latencies(
+    frame: Frame, columns: Sequence[str], titles: Sequence[str], scale: float
+) -> Callable[[Style, Any], go.Figure]:
+    along = frame.rate_key
+
+    def make(style: Style, _: Any) -> go.Figure:
+        series = series_of(frame, along)
+        fig, height = panels.grid(titles, style, 1, panel_px=0.26 * style.width_px)
+        for row, column in enumerate(columns, start=1):
+            for at, each in enumerate(series):
+                add_curve(fig, each, f"s{at}", style, along, column, scale, (row, 1))
+        _finish(fig, series, style, height)
+        fig.update_yaxes(type="log", tickformat="~g", dtick=1, showgrid=True)
+        fig.update_xaxes(showgrid=False)
+        fig.update_xaxes(title=title(rate_title(along), style), row=len(columns), col=1)
+        return fig
+
+    return make
+
+
+def attainment_drawings(frame: Frame) -> list[Drawing]:
+    """Attainment against the rate and against SLO scale, where there are targets."""
+    if not frame.has("slo_attainment"):
+        return []
+    along = frame.rate_key
+    about = METRICS["slo_attainment"].definition
+    rows = [
+        (each.name, rate_of(place, along), place.behind, place.values.get("slo_attainment"))
+        for each in series_of(frame, along)
+        for place in each.places
+    ]
+
+    def by_rate(style: Style, _: Any) -> go.Figure:
+        series = series_of(frame, along)
+        fig, height = panels.grid([""], style, 1)
+        for at, each in enumerate(series):
+            add_curve(fig, each, f"s{at}", style, along, "slo_attainment", 100, (1, 1))
+        _finish(fig, series, style, height)
+        _share_axes(fig, style, rate_title(along))
+        return fig
+
+    return [
+        Drawing(
+            "rate_attainment",
+            "SLO attainment against the rate",
+            f"{about} {MARKED}{left_out(frame, along)}",
+            ("curve", rate_title(along), "behind", "slo_attainment"),
+            rows,
+            by_rate,
+        ),
+        *_scale_drawings(frame),
+    ]
+
+
+def _scale_drawings(frame: Frame) -> list[Drawing]:
+    if len(frame.slo_scales) < 2:
+        return []
+    rates = _some_rates(frame)
+    shown = [(said, frame.at(fixed)) for said, fixed in rates]
+
+    def make(style: Style, _: Any) -> go.Figure:
+        columns = panels.columns_for(len(shown))
+        fig, height = panels.grid([said for said, _ in shown], style, columns)
+        of = [series_of(each, frame.rate_key) for _, each in shown]
+        for position, series in enumerate(of):
+            cell = panels.cell(position, columns)
+            for at, each in enumerate(series):
+                _add_scales(fig, each, f"s{at}", style, frame.slo_scales, cell)
+        _finish(fig, of[0], style, height)
+        _share_axes(fig, style, "")
+        fig.update_yaxes(title=None)
+        for position in range(len(shown)):
+            row, column = panels.cell(position, columns)
+            if position >= len(shown) - columns:
+                fig.update_xaxes(title=title("Scale of the targets", style), row=row, col=column)
+            if column == 1:
+                fig.update_yaxes(title=title("SLO attainment (%)", style), row=row, col=column)
+        fig.update_xaxes(type="log", tickvals=list(frame.slo_scales), tickformat="~g")
+        return fig
+
+    rows = [
+        (said, series.name, scale, place.behind, place.values.get(scale_column(scale)))
+        for said, each in shown
+        for series in series_of(each, frame.rate_key)
+        for place in series.places
+        for scale in frame.slo_scales
+    ]
+    about = (
+        "Share of requests that meet all targets times a factor: below 1 stricter than asked for, "
+        f"above 1 more relaxed. {MARKED}{left_out(frame, frame.rate_key)}"
+    )
+    header = ("rate", "curve", "slo_scale", "behind", "slo_attainment")
+    return [Drawing("slo_scale", "SLO attainment against SLO scale", about, header, rows, make)]
+
+
+def _some_rates(frame: Frame) -> list[tuple[str, dict[str, Any]]]:
+    """Up to four rates from the lowest to the highest, as titles and settings."""
+    key = frame.rate_key
+    if key is None:
+        return [("", {})]
+    steps = frame.steps(key)
+    chosen = steps
+    if len(steps) > 4:
+        chosen = [steps[round(at * (len(steps) - 1) / 3)] for at in range(4)]
+    word = key.rpartition(".")[2]
+    return [(f"{word} {value:g}" if is_number(value) else f"{word} {value}", {key: value})
+            for value in dict.fromkeys(chosen)]  # fmt: skip
+
+
+def _add_scales(
+    fig: go.Figure,
+    series: Series,
+    group: str,
+    style: Style,
+    scales: Sequence[float],
+    cell: tuple[int, int],
+) -> None:
+    import plotly.graph_objects as go
+
+    if not series.places:
+        return
+    place = series.places[0]
+    look = _marked(series.look, [place.behind] * len(scales), style)
+    fig.add_trace(
+        go.Scatter(
+            x=list(scales),
+            y=[_times(place.values.get(scale_column(scale)), 100) for scale in scales],
+            mode="lines+markers",
+            line=stroke(series.look, style),
+            marker=look,
+            name=plain(series.name),
+            legendgroup=group,
+            showlegend=False,
+            cliponaxis=False,
+            hovertemplate="%{fullData.name}<br>scale %{x:g}: %{y:.1f} %<extra></extra>",
+        ),
+        *cell,
+    )
+
+
+def add_curve(
+    fig: go.Figure,
+    series: Series,
+    group: str,
+    style: Style,
+    along: str | None,
+    column: str,
+    scale: float,
+    cell: tuple[int, int],
+) -> None:
+    """A column along the rate, overloaded points with open markers."""
+    import plotly.graph_objects as go
+
+    places = [place for place in series.places if column in place.values]
+    y = [scale * place.values[column] for place in places]
+    low = [v - scale * place.spread[column][0] for v, place in zip(y, places, strict=True)]
+    high = [scale * place.spread[column][1] - v for v, place in zip(y, places, strict=True)]
+    bars = any(value > 0 for value in (*low, *high))
+    fig.add_trace(
+        go.Scatter(
+            x=[rate_of(place, along) for place in places],
+            y=y,
+            error_y={
+                "visible": bars,
+                "symmetric": False,
+                "array": high,
+                "arrayminus": low,
+                "thickness": style.line_px / 2,
+                "width": style.line_px,
+            },
+            mode="lines+markers",
+            line=stroke(series.look, style),
+            marker=_marked(series.look, [place.behind for place in places], style),
+            name=plain(series.name),
+            legendgroup=group,
+            showlegend=False,
+            cliponaxis=False,
+            hovertemplate="%{fullData.name}<br>%{x:.4g}: %{y:.4g}<extra></extra>",
+        ),
+        *cell,
+    )
+
+
+def _marked(look: Look, behind: Sequence[bool], style: Style) -> dict[str, Any]:
+    """Markers, those of overloaded points open."""
+    made = marker(look, style)
+    return {
+        **made,
+        "size": 1.25 * made["size"],
+        "color": ["white" if each else look.color for each in behind],
+        "line": {"color": look.color, "width": 0.5 * style.line_px},
+    }
+
+
+def _finish(fig: go.Figure, series: Sequence[Series], style: Style, height: float) -> None:
+    """Legend, size and margins."""
+    import plotly.graph_objects as go
+
+    legend = Legend.fit([each.name for each in series], style)
+    for at, (each, text) in enumerate(zip(series, legend.texts, strict=True)):
+        fig.add_trace(
+            go.Scatter(
+                x=[None],
+                y=[None],
+                mode="lines+markers",
+                line=stroke(each.look, style),
+                marker=marker(each.look, style),
+                legendgroup=f"s{at}",
+                name=text,
+            )
+        )
+    panels.finish(fig, style, legend, height)
+
+
+def _share_axes(fig: go.Figure, style: Style, x: str) -> None:
+    fig.update_xaxes(title=title(x, style), showgrid=False)
+    fig.update_yaxes(
+        title=title("SLO attainment (%)", style), range=[0, 102], tickformat="~g", showgrid=True
+    )
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
