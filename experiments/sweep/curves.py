@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from experiments import panels
 from experiments.cdf_figure import SHOWN_IN_MS
 from experiments.drawing import Drawing
-from experiments.layout import Legend, marker, plain, stroke, title
+from experiments.layout import Legend, marker, plain, round_values, stroke, title
 from experiments.looks import Look, Style, looks
 from experiments.sweep.frame import MEASURED_RATE, Frame, Place, is_number
 from experiments.sweep.unit import scale_column
@@ -22,6 +22,9 @@ MOST_LINES = 8
 """Curves of a figure; with more, it takes values of the other keys from first to last."""
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 _PERCENTILES = ("p50", "p90", "p99")
+_LEAST_TICKS = 3
+_TICKS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))
+"""Labels within a decade, from the widest axis to the narrowest."""
 _RATE_TITLE = "Requests a second"
 MARKED = (
     "Open markers: more than half of the runs at this point were overloaded or backlogged, so that "
@@ -144,12 +147,30 @@ def _latencies(
             for at, each in enumerate(series):
                 add_curve(fig, each, f"s{at}", style, along, column, scale, (row, 1))
         _finish(fig, series, style, height)
-        fig.update_yaxes(type="log", tickformat="~g", dtick=1, showgrid=True)
+        fig.update_yaxes(type="log", tickformat="~g", showgrid=True)
+        for row, column in enumerate(columns, start=1):
+            shown = [p.values[column] for s in series for p in s.places if column in p.values]
+            fig.update_yaxes(**log_ticks([scale * value for value in shown]), row=row, col=1)
         fig.update_xaxes(showgrid=False)
         fig.update_xaxes(title=title(rate_title(along), style), row=len(columns), col=1)
         return fig
 
     return make
+
+
+def log_ticks(values: Sequence[float]) -> dict[str, Any]:
+    """Labels of a logarithmic axis: decades where there are three, else values between them."""
+    positive = [value for value in values if value > 0]
+    if not positive:
+        return {}
+    low, high = 0.95 * min(positive), 1.05 * max(positive)
+    decades = [10.0**power for power in range(-12, 13)]
+    for parts in _TICKS:
+        ticks = [part * decade for decade in decades for part in parts]
+        ticks = [float(f"{tick:.6g}") for tick in ticks if low <= tick <= high]
+        if len(ticks) >= _LEAST_TICKS:
+            return {"tickvals": ticks}
+    return {"tickvals": round_values(low, high)}
 
 
 def attainment_drawings(frame: Frame) -> list[Drawing]:
@@ -209,7 +230,10 @@ def _scale_drawings(frame: Frame) -> list[Drawing]:
                 fig.update_xaxes(title=title("Scale of the targets", style), row=row, col=column)
             if column == 1:
                 fig.update_yaxes(title=title("SLO attainment (%)", style), row=row, col=column)
-        fig.update_xaxes(type="log", tickvals=list(frame.slo_scales), tickformat="~g")
+        ticks = _apart(frame.slo_scales)
+        fig.update_xaxes(
+            type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], tickangle=0
+        )
         return fig
 
     rows = [
@@ -225,6 +249,18 @@ def _scale_drawings(frame: Frame) -> list[Drawing]:
     )
     header = ("rate", "curve", "slo_scale", "behind", "slo_attainment")
     return [Drawing("slo_scale", "SLO attainment against SLO scale", about, header, rows, make)]
+
+
+def _apart(scales: Sequence[float]) -> list[float]:
+    """1 and those scales that have room for a label beside each other on a logarithmic axis."""
+    ticks = [1.0] if scales[0] <= 1 <= scales[-1] else [scales[0]]
+    for scale in [each for each in scales if each > ticks[0]]:
+        if scale >= 1.6 * ticks[-1]:
+            ticks.append(scale)
+    for scale in reversed([each for each in scales if each < ticks[0]]):
+        if scale <= ticks[0] / 1.6:
+            ticks.insert(0, scale)
+    return ticks
 
 
 def _some_rates(frame: Frame) -> list[tuple[str, dict[str, Any]]]:

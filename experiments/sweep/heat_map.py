@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments import panels
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 _SCALE = "Viridis"
 _WRITTEN = 64
 """Cells up to which each has its number."""
-_AT_ODDS = "#444444"
+_EDGE = "#222222"
+_WIDE = 20
+"""Largest / smallest number from which colours go by the logarithm."""
 
 
 def heat_map(frame: Frame, x: str, y: str, column: str) -> Drawing:
@@ -70,51 +73,89 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
+@dataclass(frozen=True)
+class _Colors:
+    """How numbers become colours: in proportion, or by their logarithm where they differ widely."""
+
+    low: float
+    high: float
+    log: bool
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> _Colors:
+        low, high = min(values, default=0.0), max(values, default=1.0)
+        return cls(low, high, low > 0 and high > _WIDE * low)
+
+    def at(self, value: float | None) -> float | None:
+        return math.log10(value) if self.log and value is not None else value
+
+    def axis(self, style: Style) -> dict[str, Any]:
+        """As plotly takes them, with a bar below the axes."""
+        low, high = self.at(self.low), self.at(self.high)
+        bar: dict[str, Any] = {
+            "orientation": "h",
+            "thickness": 0.8 * style.font_px,
+            "len": 0.6,
+            "x": 0.5,
+            "yref": "container",
+            "y": 0.0,
+            "yanchor": "bottom",
+            "tickformat": "~g",
+        }
+        if self.log:
+            steps = [k * 10.0**e for e in range(-12, 13) for k in (1, 3)]
+            marked = [step for step in steps if self.low <= step <= self.high]
+            bar["tickvals"] = [math.log10(step) for step in marked]
+            bar["ticktext"] = [f"{step:g}" for step in marked]
+        return {"colorscale": _SCALE, "cmin": low, "cmax": high, "colorbar": bar}
+
+
 def _draw(frame: Frame, x: str, y: str, column: str, style: Style) -> go.Figure:
     variants = frame.variants[: panels.MOST]
     columns = panels.columns_for(len(variants))
-    titles = variants if len(variants) > 1 else [""]
+    heading = heading_of(column)
+    titles = [f"{heading}: {name}" for name in variants] if len(variants) > 1 else [heading]
     fig, height = panels.grid(titles, style, columns)
-    known = [place.values[column] for place in frame.places if column in place.values]
+    colors = _Colors.of([p.values[column] for p in frame.places if column in p.values])
     cells = len(frame.steps(x)) * len(frame.steps(y))
     gridded = cells <= 4 * len(frame.places) / len(frame.variants)
+    add = _add_cells if gridded else _add_dots
     for position, variant in enumerate(variants):
         places = [place for place in frame.places if place.variant == variant]
-        cell = panels.cell(position, columns)
-        if gridded:
-            _add_cells(fig, frame, places, (x, y), column, style, cell)
-        else:
-            _add_dots(fig, places, (x, y), column, style, cell)
+        add(fig, frame, places, (x, y), column, colors, style, panels.cell(position, columns))
     panels.finish(fig, style, Legend((), 1.0, 0.0, 30.0), height)
     fig.update_xaxes(showgrid=False)
     fig.update_yaxes(showgrid=False)
     for position in range(len(variants)):
         row, at = panels.cell(position, columns)
         if position >= len(variants) - columns:
-            fig.update_xaxes(title=title(_last(x), style), row=row, col=at)
+            _add_title_below(fig, _last(x), style, (row, at))
         if at == 1:
             fig.update_yaxes(title=title(_last(y), style), row=row, col=at)
+    room = 2.4 * style.font_px
     fig.update_layout(
-        coloraxis={
-            "colorscale": _SCALE,
-            "cmin": min(known, default=0.0),
-            "cmax": max(known, default=1.0),
-            "colorbar": {
-                "orientation": "h",
-                "thickness": 0.8 * style.font_px,
-                "len": 0.6,
-                "x": 0.5,
-                "yref": "container",
-                "y": 0.0,
-                "yanchor": "bottom",
-                "title": {"text": plain(heading_of(column)), "side": "top"},
-                "tickformat": "~g",
-            },
-        }
+        coloraxis=colors.axis(style),
+        height=fig.layout.height + room,
+        margin={"b": fig.layout.margin.b + room},
     )
-    room = 3.4 * style.font_px
-    fig.update_layout(height=fig.layout.height + room, margin={"b": fig.layout.margin.b + room})
     return fig
+
+
+def _add_title_below(fig: go.Figure, text: str, style: Style, cell: tuple[int, int]) -> None:
+    """Title of an axis below its labels: beside a colour bar plotly sets its own upon them."""
+    fig.add_annotation(
+        text=plain(text),
+        showarrow=False,
+        x=0.5,
+        xref="x domain",
+        y=0,
+        yref="y domain",
+        yanchor="top",
+        yshift=-2.1 * style.font_px,
+        font={"size": style.font_px},
+        row=cell[0],
+        col=cell[1],
+    )
 
 
 def _add_cells(
@@ -123,6 +164,7 @@ def _add_cells(
     places: Sequence[Place],
     keys: tuple[str, str],
     column: str,
+    colors: _Colors,
     style: Style,
     cell: tuple[int, int],
 ) -> None:
@@ -137,45 +179,58 @@ def _add_cells(
     written = len(across) * len(up) <= _WRITTEN
     fig.add_trace(
         go.Heatmap(
-            x=[_said(value) for value in across],
-            y=[_said(value) for value in up],
-            z=values,
+            x=list(range(len(across))),
+            y=list(range(len(up))),
+            z=[[colors.at(value) for value in row] for row in values],
+            text=[["" if value is None else f"{value:.3g}" for value in row] for row in values],
             coloraxis="coloraxis",
             xgap=1,
             ygap=1,
-            texttemplate="%{z:.3~g}" if written else None,
+            texttemplate="%{text}" if written else None,
             textfont={"size": 0.8 * style.font_px},
-            hovertemplate="%{x}, %{y}: %{z:.4g}<extra></extra>",
+            hovertemplate="%{text}<extra></extra>",
         ),
         *cell,
     )
-    behind = [name for name, its in groups.items() if 2 * sum(p.behind for p in its) > len(its)]
+    behind = [
+        (across.index(name[0]), up.index(name[1]))
+        for name, its in groups.items()
+        if 2 * sum(place.behind for place in its) > len(its)
+    ]
+    # In a corner, so that the number below stays legible.
     fig.add_trace(
         go.Scatter(
-            x=[_said(a) for a, _ in behind],
-            y=[_said(b) for _, b in behind],
+            x=[a - 0.38 for a, _ in behind],
+            y=[b + 0.32 for _, b in behind],
             mode="markers",
             marker={
-                "symbol": "x-thin",
-                "size": 2.6 * style.font_px,
-                "line": {"color": "white", "width": style.line_px / 2},
-                "opacity": 0.7,
+                "symbol": "x",
+                "size": 0.6 * style.font_px,
+                "color": "white",
+                "line": {"color": _EDGE, "width": style.line_px / 3},
             },
             showlegend=False,
             hoverinfo="skip",
         ),
         *cell,
     )
-    row, at = cell
-    fig.update_xaxes(type="category", row=row, col=at)
-    fig.update_yaxes(type="category", row=row, col=at)
+    for update, steps in ((fig.update_xaxes, across), (fig.update_yaxes, up)):
+        update(
+            tickvals=list(range(len(steps))),
+            ticktext=[plain(_said(value)) for value in steps],
+            range=[-0.5, len(steps) - 0.5],
+            row=cell[0],
+            col=cell[1],
+        )
 
 
 def _add_dots(
     fig: go.Figure,
+    frame: Frame,
     places: Sequence[Place],
     keys: tuple[str, str],
     column: str,
+    colors: _Colors,
     style: Style,
     cell: tuple[int, int],
 ) -> None:
@@ -188,25 +243,24 @@ def _add_dots(
             y=[place.settings[keys[1]] for place in shown],
             mode="markers",
             marker={
-                "color": [place.values[column] for place in shown],
+                "color": [colors.at(place.values[column]) for place in shown],
                 "coloraxis": "coloraxis",
                 "size": 4 * style.line_px + 3,
                 "symbol": ["x" if place.behind else "circle" for place in shown],
-                "line": {"color": _AT_ODDS, "width": style.line_px / 3},
+                "line": {"color": _EDGE, "width": style.line_px / 3},
             },
             text=[f"{place.values[column]:.4g}" for place in shown],
             showlegend=False,
+            cliponaxis=False,
             hovertemplate="%{x}, %{y}: %{text}<extra></extra>",
         ),
         *cell,
     )
-    row, at = cell
     for update, key in ((fig.update_xaxes, keys[0]), (fig.update_yaxes, keys[1])):
-        values = [place.settings[key] for place in shown]
-        if all(is_number(value) and value > 0 for value in values) and (
-            max(values, default=1) >= 10 * min(values, default=1)
-        ):
-            update(type="log", tickformat="~g", dtick="D2", row=row, col=at)
+        values = frame.steps(key)
+        numbers = all(is_number(value) for value in values) and min(values) > 0
+        if numbers and max(values) >= 10 * min(values):
+            update(type="log", tickformat="~g", dtick="D2", row=cell[0], col=cell[1])
 
 
 def _mean(places: Sequence[Place], column: str) -> float | None:

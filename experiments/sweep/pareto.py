@@ -10,7 +10,7 @@ from experiments.drawing import Drawing
 from experiments.layout import Legend, marker, plain, stroke, title
 from experiments.looks import Style, looks
 from experiments.quantity import read_quantity
-from experiments.sweep.curves import name_of
+from experiments.sweep.curves import log_ticks, name_of
 from experiments.sweep.frame import Frame, Place
 from experiments.sweep.heat_map import heading_of
 from sim.errors import ConfigError
@@ -137,7 +137,7 @@ def _draw(
         wide = min(values, default=0) > 0 and max(values) > 20 * min(values)
         update(title=title(heading_of(column), style), tickformat="~g", showgrid=True)
         if wide:
-            update(type="log", dtick=1)
+            update(type="log", **log_ticks(values))
     return fig
 
 
