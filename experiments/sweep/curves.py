@@ -34,31 +34,34 @@ MARKED = (
 
 @dataclass(frozen=True)
 class Series:
-    """What stays the same along a curve.
+    """What stays the same along a curve, or the points of a variant where nothing does.
 
     Attributes:
         name: In the legend.
         look: Colour, dash and marker.
         places: Along it.
+        joined: It is a curve; drawn points differ in several keys at once, and are not joined.
     """
 
     name: str
     look: Look
     places: tuple[Place, ...]
+    joined: bool = True
 
 
-def series_of(frame: Frame, along: str | None) -> list[Series]:
+def series_of(frame: Frame, along: str | None, *, alone: bool = False) -> list[Series]:
     """The curves along a key: one for each variant and setting of the other keys.
 
     Args:
         frame: Of the sweep.
         along: The key; None for the measured rate.
+        alone: Each point is a curve of its own, over something else.
     """
     others = [key for key in frame.keys if key != along]
-    groups: dict[tuple[Any, ...], list[Place]] = {}
-    for place in frame.places:
-        name = (place.variant, *(str(place.settings.get(key)) for key in others))
-        groups.setdefault(name, []).append(place)
+    groups = _grouped(frame, others)
+    joined = alone or _are_curves(groups)
+    if not joined:
+        others, groups = [], _grouped(frame, [])
     chosen = list(groups)
     if len(chosen) > MOST_LINES:
         step = (len(chosen) - 1) / (MOST_LINES - 1)
@@ -67,9 +70,24 @@ def series_of(frame: Frame, along: str | None) -> list[Series]:
     names = [name_of(name[0], dict(zip(others, name[1:], strict=True)), several) for name in chosen]
     drawn = looks([groups[name][0].policy for name in chosen])
     return [
-        Series(name, look, tuple(sorted(groups[key], key=lambda place: rate_of(place, along))))
+        Series(
+            name, look, tuple(sorted(groups[key], key=lambda place: rate_of(place, along))), joined
+        )
         for name, look, key in zip(names, drawn, chosen, strict=True)
     ]
+
+
+def _grouped(frame: Frame, keys: Sequence[str]) -> dict[tuple[str, ...], list[Place]]:
+    groups: dict[tuple[str, ...], list[Place]] = {}
+    for place in frame.places:
+        name = (place.variant, *(str(place.settings.get(key)) for key in keys))
+        groups.setdefault(name, []).append(place)
+    return groups
+
+
+def _are_curves(groups: Mapping[tuple[str, ...], Sequence[Place]]) -> bool:
+    """Whether they have several points each, as a rule; a few single points do no harm."""
+    return 2 * sum(len(its) > 1 for its in groups.values()) >= len(groups)
 
 
 def name_of(variant: str, settings: Mapping[str, Any], several: bool) -> str:
@@ -95,7 +113,11 @@ def rate_title(along: str | None) -> str:
 def left_out(frame: Frame, along: str | None) -> str:
     """What a figure says if it does not show all curves."""
     others = [key for key in frame.keys if key != along]
-    count = len({(p.variant, *(str(p.settings.get(k)) for k in others)) for p in frame.places})
+    groups = _grouped(frame, others)
+    if not _are_curves(groups):
+        words = " and ".join(key.rpartition(".")[2] for key in others)
+        return f" Points are not joined: they differ in {words} too."
+    count = len(groups)
     if count <= MOST_LINES:
         return ""
     return f" {MOST_LINES} of {count} curves are shown; --at key=value chooses others."
@@ -216,7 +238,7 @@ def _scale_drawings(frame: Frame) -> list[Drawing]:
     def make(style: Style, _: Any) -> go.Figure:
         columns = panels.columns_for(len(shown))
         fig, height = panels.grid([said for said, _ in shown], style, columns)
-        of = [series_of(each, frame.rate_key) for _, each in shown]
+        of = [series_of(each, frame.rate_key, alone=True) for _, each in shown]
         for position, series in enumerate(of):
             cell = panels.cell(position, columns)
             for at, each in enumerate(series):
@@ -239,13 +261,13 @@ def _scale_drawings(frame: Frame) -> list[Drawing]:
     rows = [
         (said, series.name, scale, place.behind, place.values.get(scale_column(scale)))
         for said, each in shown
-        for series in series_of(each, frame.rate_key)
+        for series in series_of(each, frame.rate_key, alone=True)
         for place in series.places
         for scale in frame.slo_scales
     ]
     about = (
         "Share of requests that meet all targets times a factor: below 1 stricter than asked for, "
-        f"above 1 more relaxed. {MARKED}{left_out(frame, frame.rate_key)}"
+        f"above 1 more relaxed. {MARKED}"
     )
     header = ("rate", "curve", "slo_scale", "behind", "slo_attainment")
     return [Drawing("slo_scale", "SLO attainment against SLO scale", about, header, rows, make)]
@@ -338,7 +360,7 @@ def add_curve(
                 "thickness": style.line_px / 2,
                 "width": style.line_px,
             },
-            mode="lines+markers",
+            mode="lines+markers" if series.joined else "markers",
             line=stroke(series.look, style),
             marker=_marked(series.look, [place.behind for place in places], style),
             name=plain(series.name),
@@ -372,7 +394,7 @@ def _finish(fig: go.Figure, series: Sequence[Series], style: Style, height: floa
             go.Scatter(
                 x=[None],
                 y=[None],
-                mode="lines+markers",
+                mode="lines+markers" if each.joined else "markers",
                 line=stroke(each.look, style),
                 marker=marker(each.look, style),
                 legendgroup=f"s{at}",

@@ -75,16 +75,16 @@ def _last(key: str) -> str:
 
 @dataclass(frozen=True)
 class _Colors:
-    """How numbers become colours: in proportion, or by their logarithm where they differ widely."""
+    """How numbers become colours: in proportion, or times that differ widely by their logarithm."""
 
     low: float
     high: float
     log: bool
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> _Colors:
+    def of(cls, values: Sequence[float], *, of_time: bool) -> _Colors:
         low, high = min(values, default=0.0), max(values, default=1.0)
-        return cls(low, high, low > 0 and high > _WIDE * low)
+        return cls(low, high, of_time and low > 0 and high > _WIDE * low)
 
     def at(self, value: float | None) -> float | None:
         return math.log10(value) if self.log and value is not None else value
@@ -116,7 +116,8 @@ def _draw(frame: Frame, x: str, y: str, column: str, style: Style) -> go.Figure:
     heading = heading_of(column)
     titles = [f"{heading}: {name}" for name in variants] if len(variants) > 1 else [heading]
     fig, height = panels.grid(titles, style, columns)
-    colors = _Colors.of([p.values[column] for p in frame.places if column in p.values])
+    known = [p.values[column] for p in frame.places if column in p.values]
+    colors = _Colors.of(known, of_time=read_quantity(column, "--value").of_time)
     cells = len(frame.steps(x)) * len(frame.steps(y))
     gridded = cells <= 4 * len(frame.places) / len(frame.variants)
     add = _add_cells if gridded else _add_dots
@@ -132,7 +133,7 @@ def _draw(frame: Frame, x: str, y: str, column: str, style: Style) -> go.Figure:
             _add_title_below(fig, _last(x), style, (row, at))
         if at == 1:
             fig.update_yaxes(title=title(_last(y), style), row=row, col=at)
-    room = 2.4 * style.font_px
+    room = 3.6 * style.font_px
     fig.update_layout(
         coloraxis=colors.axis(style),
         height=fig.layout.height + room,
