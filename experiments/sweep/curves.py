@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_LINES = 8
 """Curves of a figure; with more, it takes values of the other keys from first to last."""
+_RATES = 4
+"""Panels of attainment against SLO scale."""
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 _PERCENTILES = ("p50", "p90", "p99")
 _LEAST_TICKS = 3
@@ -286,17 +288,31 @@ def _apart(scales: Sequence[float]) -> list[float]:
 
 
 def _some_rates(frame: Frame) -> list[tuple[str, dict[str, Any]]]:
-    """Up to four rates from the lowest to the highest, as titles and settings."""
+    """Up to four rates from the lowest to the highest, as titles and settings.
+
+    Of drawn points, of which no two have other keys in common, four points.
+    """
     key = frame.rate_key
     if key is None:
         return [("", {})]
-    steps = frame.steps(key)
-    chosen = steps
-    if len(steps) > 4:
-        chosen = [steps[round(at * (len(steps) - 1) / 3)] for at in range(4)]
-    word = key.rpartition(".")[2]
-    return [(f"{word} {value:g}" if is_number(value) else f"{word} {value}", {key: value})
-            for value in dict.fromkeys(chosen)]  # fmt: skip
+    chosen = frame.steps(key)
+    if len(chosen) > _RATES:
+        last = len(chosen) - 1
+        chosen = [chosen[round(at * last / (_RATES - 1))] for at in range(_RATES)]
+    others = [each for each in frame.keys if each != key]
+    if _are_curves(_grouped(frame, others)):
+        return [(_named({key: value}), {key: value}) for value in chosen]
+    places = [next(p for p in frame.places if p.settings[key] == value) for value in chosen]
+    fixed = [{each: place.settings[each] for each in (key, *others)} for place in places]
+    return [(_named(each), each) for each in fixed]
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    """``rate_per_s 8, max_num_seqs 64``, numbers rounded for the eye."""
+    return ", ".join(
+        f"{key.rpartition('.')[2]} {value:.4g}" if is_number(value) else f"{key} {value}"
+        for key, value in settings.items()
+    )
 
 
 def _add_scales(
@@ -357,6 +373,7 @@ def add_curve(
                 "symmetric": False,
                 "array": high,
                 "arrayminus": low,
+                "color": series.look.color,
                 "thickness": style.line_px / 2,
                 "width": style.line_px,
             },
