@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.capacity.command import Found
+    from experiments.figures import Plotted
     from experiments.tables import Comparison
     from experiments.uncertainty import Repeated
 
@@ -427,7 +428,11 @@ def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **opti
     """Draw all figures and say where they are."""
     from experiments.figures import plot as draw
 
-    plotted = draw(bundles, out, formats=formats, **options)
+    print_plotted(draw(bundles, out, formats=formats, **options))
+
+
+def print_plotted(plotted: Plotted) -> None:
+    """Say where figures are."""
     pages = [path for path in plotted.files if path.suffix != ".csv"]
     for path in pages[:1]:
         more = f" and {len(plotted.files) - 1} more files" if len(plotted.files) > 1 else ""

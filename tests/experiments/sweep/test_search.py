@@ -156,18 +156,21 @@ def test_a_search_is_the_same_with_more_processes_and_after_a_stop(
 def test_a_point_that_cannot_run_is_a_row_with_its_error(
     optuna: None, config: Path, tmp_path: Path
 ) -> None:
-    # A model length above the pool's size: nothing of it fits.
-    over = "max_model_len=4096,16384,131072"
-    tight = ("--set", "kv.blocks=2048", "--set", "device=h100-sxm")
+    # The larger model does not fit on one GPU.
     result = phasewise(
-        *("search", config, "--over", over, "--objective", "e2e_s.p99", "--trials", 16),
-        *("--out", tmp_path / "s", "--jobs", 1, "--json", *tight),
+        *("search", config, "--over", "model=llama-3.1-8b,llama-3.1-70b", "--set"),
+        *("device=h100-sxm", "--objective", "e2e_s.p99", "--trials", BATCH),
+        *("--out", tmp_path / "s", "--jobs", 1, "--json"),
     )
 
     assert result.exit_code == 0, result.output
-    rows = read_table(tmp_path / "s").to_pylist()
-    assert {row["status"] for row in rows} <= {"finished", "failed"}
-    assert json.loads(result.stdout)["failed"] == sum(row["status"] == "failed" for row in rows)
+    rows = {row["model"]: row for row in read_table(tmp_path / "s").to_pylist()}
+    assert rows["llama-3.1-8b"]["status"] == "finished"
+    assert rows["llama-3.1-70b"]["status"] == "failed"
+    assert "llama-3.1-70b" in rows["llama-3.1-70b"]["error"]
+    found = json.loads(result.stdout)
+    assert found["failed"] == 1
+    assert [each["setting"]["model"] for each in found["front"]] == ["llama-3.1-8b"]
 
 
 @pytest.mark.parametrize(
