@@ -23,6 +23,7 @@ from experiments import (
     pipeline,
     prefix_fetch,
     topology,
+    transfers,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
@@ -171,6 +172,7 @@ def run_variant(
     notes += _of_preemptions(result)
     notes += changes.report(result, bundle.summary)
     notes += topology.report(result, bundle.summary)
+    notes += transfers.report(experiment, result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
     notes += migration.report(experiment, result, bundle.summary)
