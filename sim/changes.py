@@ -154,10 +154,13 @@ class Changes:
     @property
     def closed(self) -> bool:
         """Whether nothing more comes from outside, so that who is left stays so (78, 84)."""
+        return self.expected and not self.open
+
+    @property
+    def open(self) -> bool:
+        """Whether an arrival, a cancellation or a change is to come."""
         live = self._live
-        if not self.expected or not self.all_arrived or self.to_come:
-            return False
-        return not (live.impatient or live.arriving)
+        return bool(self.to_come or live.impatient or live.arriving or not self.all_arrived)
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""

@@ -150,13 +150,20 @@ class HandOver:
 
     def _not_fetched(self, holds: Holds, source: Replica, held: Request, life: Lifetime) -> None:
         """The source does not keep the KV any longer, and the request is nowhere (H3, H4)."""
-        holds.ended += 1
+        holds.end(life.arrival.index, life.delivered, goes_on=self._goes_on)
         self._call_off(life)
         source.free_held(held)
         source.notify()
         life.lose(held.computed_then, now_ns(self.env))
         self._live.note_event(life, HOLD_ENDED, source)
         self._live.changes.route_again(life, HOLD_TIMEOUT, self.spec.on_hold_timeout)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether anybody decodes or is sent for, or anything is to come from outside."""
+        live = self._live
+        decoding = any(x.ticks for replica in live.replicas for x in replica.in_flight)
+        return decoding or bool(self.transfers) or live.changes.open
 
     def pull_of(
         self, life: Lifetime, source: Replica, held: Request, prefilled_ns: int, rank: int

@@ -36,6 +36,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from sim.clock import Instant, Phase, now_ns
+from sim.errors import StuckError
 from sim.request import Request
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from sim.transfer import Pull
 
 HOLD_TIMEOUT = "hold_timeout"
+_PATIENCE = 1000
+"""Holds that end, one after the other, and nobody has got a token or decodes."""
 
 
 class Holds:
@@ -60,6 +63,8 @@ class Holds:
     def __init__(self, env: Environment, hold_ns: int) -> None:
         self._env, self._hold_ns = env, hold_ns
         self._timers: dict[Request, tuple[int, Instant]] = {}
+        self._had: dict[int, int] = {}
+        self._in_vain = 0
         self.ended = 0
 
     @property
@@ -87,6 +92,27 @@ class Holds:
             then()
 
         timer.callbacks.append(time_is_up)
+
+    def end(self, index: int, delivered: int, *, goes_on: bool) -> None:
+        """The hold of a request is over, as nobody fetched its KV.
+
+        Args:
+            index: Which request.
+            delivered: Tokens that its client has.
+            goes_on: Whether anybody decodes or is sent for, or anything is to come from outside.
+
+        Raises:
+            StuckError: It is so for many in a row, and none of them has got a token meanwhile.
+        """
+        self.ended += 1
+        had, self._had[index] = self._had.get(index, -1), delivered
+        self._in_vain = 0 if goes_on or had != delivered else self._in_vain + 1
+        if self._in_vain > _PATIENCE:
+            raise StuckError(
+                f"transfer.hold_timeout_s: {_PATIENCE:,} times in a row KV was not fetched in time "
+                f"while nobody got a token, the last time that of request {index}: no decode "
+                "replica takes requests"
+            )
 
     def stop(self, held: Request) -> None:
         """Its KV is fetched, or lost, or nobody wants it any more."""

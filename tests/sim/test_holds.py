@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import POLICIES, ROUTERS
+from policies import ORDERS, POLICIES, ROUTERS
 from sim.changes import Change
 from sim.cluster import Cluster
 from sim.errors import ConfigError
@@ -149,6 +149,37 @@ def test_without_a_decode_replica_all_come_from_the_prefill_pool(fast_forward: b
     assert tokens(got) == [[34, 120, 208, 279, 351, 424, 498, 573, 649, 726], [34, 120, 208]]
     assert ends_of_holds(got)[:4] == [(84, 0), (84, 1), (170, 0), (170, 1)]
     assert got.hold_timeouts == 9 + 2
+
+
+def test_a_run_in_which_prefills_only_repeat_themselves_ends(fast_forward: bool) -> None:
+    # The decode side would emit token 1, and is down. Both prompts take 34 ns, and are held for 50:
+    # from 84 to 118 and so on. The state of 1, in the step to 34, is never back; that of 34 is at
+    # 118, with both held.
+    dead = (1, Change("fail", 0, decode=True))
+    got = run(TWO, again(cluster(50)), [dead], fast_forward=fast_forward)
+    assert states(got) == ["unfinished"] * 2
+    assert (got.end_ns, got.hold_timeouts) == (118, 2)
+    # Request 1 comes at 60 and is prefilled at 86, while request 0 is back since 68: 86 -> 104.
+    # From 136 on request 1 again, and from 162 on request 0: all as it was at 86.
+    later = [TWO[0], TWO[1]._replace(arrival_ns=60)]
+    got = run(later, again(cluster(50)), [dead], fast_forward=fast_forward)
+    assert tokens(got) == [[], []]
+    assert (got.end_ns, got.hold_timeouts) == (162, 3)
+
+
+def again(pools: Cluster) -> Cluster:
+    assert pools.transfer is not None
+    return replace(pools, transfer=replace(pools.transfer, recompute_last_token=True))
+
+
+def test_without_a_way_to_compare_states_it_ends_as_well(fast_forward: bool) -> None:
+    pools = again(cluster(50))
+    uneven = replace(pools.entry.replicas[0], order=ORDERS["vtc"]())
+    pools = replace(pools, entry=replace(pools.entry, replicas=[uneven]))
+    dead = (1, Change("fail", 0, decode=True))
+    got = run(TWO[:1], pools, [dead], fast_forward=fast_forward)
+    assert states(got) == ["unfinished"]
+    assert got.hold_timeouts == 1002
 
 
 ONE = [Arrival(0, 8, 3, 3, 0)]  # prefilled at 18; 8 bytes of 10 ns each: on its way until 98
