@@ -629,6 +629,18 @@ class RoleSwitching(Strict):
     """Decode replicas that stay."""
 
 
+class MixedPool(Strict):
+    """Replicas of two pools run whole requests under load (`sim.mixed_pool`)."""
+
+    max_prompt_tokens: Count
+    """Requests wait for no prefill replica in whose queue somebody waits, and where the tokens left
+    to prefill and their own are more: a decode replica prefills and decodes them. (Splitwise gives
+    no number.)"""
+    max_kv_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A decode replica takes no request whose prompt makes it need more of its KV blocks: a prefill
+    replica prefills and decodes it."""
+
+
 class Change(Strict):
     """What happens to a replica, its NIC or a node at an instant (`sim.changes`,
     `sim.slow_down`)."""
@@ -701,6 +713,9 @@ class Pools(Strict):
     role_switching: RoleSwitching | None = None
     """Let replicas change between the pools, such as {switcher: {name: pressure, ttft_s: 1, tpot_s:
     0.05}}. Default: each keeps its role."""
+    mixed_pool: MixedPool | None = None
+    """Let replicas run whole requests while the other pool is overloaded, such as
+    {max_prompt_tokens: 8192, max_kv_share: 0.9} (Splitwise). Default: each does its own part."""
 
 
 class Targets(Strict):
@@ -762,8 +777,9 @@ class Recording(Strict):
     series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
     """Points of series.parquet (queue, running, KV use) and pools.parquet (replicas, and who waits
     for one), evenly over the arrivals; 0: none."""
-    attribution: bool = True
-    """Write to requests.parquet where the time of each request went, by phase."""
+    attribution: bool | Literal["always"] = True
+    """Write to requests.parquet where the time of each request went, by phase; true: where a
+    variant has at most 200,000 requests, as it takes up to a half longer."""
 
 
 class Common(Strict):

@@ -81,7 +81,7 @@ class HandOver:
         """A replica is new, or new after a failure: tell its policy of what admissions wait for."""
         if self.spec.push and replica.role == "prefill":
             replica.state.onward = _Onward(replica, self.streams)
-        elif self._live.spec.local_prefill is not None and replica.role == "decode":
+        elif self._live.prefills_anywhere and replica.role == "decode":
             replica.state.onward = InLine(self, replica)
 
     # --- before the prefill ends: push, or the decode replica chosen first
@@ -184,6 +184,8 @@ class HandOver:
         live = self._live
         assert live.decode is not None
         self._called = False
+        if live.mixing is not None:
+            live.mixing.look()
         pulls = [*self.stranded, *self._again, *self.waiting]
         self.stranded, self._again, self.waiting = [], [], []
         for pull in pulls:
