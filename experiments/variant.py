@@ -170,7 +170,7 @@ def run_variant(
     bundle = _bundle(experiment, folder, workload, built, result, windows)
     notes += _of_sessions(workload, bundle.summary)
     notes += _of_preemptions(result)
-    notes += changes.report(result, bundle.summary)
+    notes += changes.report(experiment, result, bundle.summary)
     notes += topology.report(result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
     notes += roles.report(experiment, result, bundle.summary)

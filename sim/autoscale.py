@@ -29,6 +29,9 @@ before the decode pool. Nothing is looked at any more when nothing else is left 
   back (with `take_back`), or one is started. It waits until that is up, and is routed by rule 61.
   The number there is then is a recommendation of this instant, so that a cool-down keeps it.
 
+- **The limit** `max_replicas` is on current replicas. Draining ones, and failed ones that are still
+  to be restored, are there besides, and are paid for.
+
 A replica belongs to the pool, and is paid for (`sim.cost`), from when it is started until it is
 gone; it is counted as up, and gets requests, from when it is up.
 """

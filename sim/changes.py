@@ -10,7 +10,8 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).
 - ``restore``: a replica that failed takes requests again, empty, from (2d) on; if it has to load
-  its weights first, once it is ``up`` (`sim.startup`).
+  its weights first, once it is ``up`` (`sim.startup`): ``restored`` is then recorded when the
+  machine is back, and ``up`` when the weights are loaded.
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
   or once it is ``up``.
