@@ -327,6 +327,14 @@ class Changes:
         """Whether a replica drains, or has just drained, to change its role."""
         return bool(self._becomes)
 
+    def never_there(self, pool: Pool, replica: Replica) -> None:
+        """A replica of a pool that begins at zero is gone before anything happens."""
+        pool.missing += 1
+        replica.condition = GONE
+        replica.left_ns = now_ns(self._live.env)
+        if self._live.network is not None:
+            self._live.network.leave(replica)
+
     def may_come_back(self, replica: Replica) -> bool:
         """Whether a replica may be taken back."""
         return replica.condition == DRAINING and replica not in self._becomes
