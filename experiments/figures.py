@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.attribution_figure import attribution_drawings
 from experiments.cache_figures import cache_drawings
 from experiments.cdf import MAX_POINTS, Curve
 from experiments.cdf_figure import Line, XScale, figure, lines_of
@@ -189,7 +190,8 @@ def drawings_of(bundles: Sequence[RunBundle], request_class: str | None = None) 
     """
     by_group = group_drawings(bundles) if request_class is None else []
     over_time = timeline_drawings(bundles)
-    return [*by_group, *cache_drawings(bundles, request_class), *over_time]
+    attributed = attribution_drawings(bundles, request_class)
+    return [*attributed, *by_group, *cache_drawings(bundles, request_class), *over_time]
 
 
 # Files

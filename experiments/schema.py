@@ -771,8 +771,9 @@ class Recording(Strict):
     series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
     """Points of series.parquet (queue, running, KV use) and pools.parquet (replicas, and who waits
     for one), evenly over the arrivals; 0: none."""
-    attribution: bool = True
-    """Write to requests.parquet where the time of each request went, by phase."""
+    attribution: bool | Literal["always"] = True
+    """Write to requests.parquet where the time of each request went, by phase; true: where a
+    variant has at most 200,000 requests, as it takes up to a half longer."""
 
 
 class Common(Strict):

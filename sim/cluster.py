@@ -63,7 +63,11 @@ _PLAIN = Arrival(0, 1, 1, 1)[5:]
 
 
 class Predictor(Protocol):
-    """Guesses the output length of requests (rule 57)."""
+    """Guesses the output length of requests (rule 57).
+
+    One with a true attribute ``is_static`` guesses by the request and the seed alone, whatever it
+    was asked before (`sim.shards`).
+    """
 
     def start(self, rng: np.random.Generator) -> None:
         """Begin a run; draws come from `rng`."""

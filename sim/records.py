@@ -235,6 +235,7 @@ class Record:
         on_steps: Called with the columns of the step log and the names of the replicas that there
             have been, whenever `STEP_CHUNK` rows are full, and with the rest at the end;
             `SimulationResult.steps` is then None. None keeps all rows.
+        on_step: Called after each row of the step log.
     """
 
     steps: bool = False
@@ -244,6 +245,7 @@ class Record:
     decisions: bool = False
     attribution: bool = False
     on_steps: Callable[[dict[str, Ints], Sequence[str]], None] | None = None
+    on_step: Callable[[], object] | None = None
 
 
 STEP_CHUNK = 1 << 16
@@ -383,6 +385,8 @@ class Recorder:
                 busy_ns,
             )
         )
+        if self.record.on_step is not None:
+            self.record.on_step()
         if self.record.on_steps is not None and self.step_rows % STEP_CHUNK == 0:
             self.hand_over_steps()
 
@@ -403,8 +407,8 @@ class Recorder:
 
     def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
         """The request has ended, or the run has."""
-        if self.attributions is not None:
-            self.attributions.add(life)
+        if self.attributions is not None and life.account is not None:
+            self.attributions.add(life.account)
         code = self.reasons.setdefault(reason, len(self.reasons))
         arrival = life.arrival
         row = _OUTCOME_ROW.pack(
