@@ -25,6 +25,7 @@ from experiments import (
     prefix_fetch,
     roles,
     topology,
+    transfers,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
@@ -167,6 +168,7 @@ def run_variant(
         notes.append(attribution.NOT_ATTRIBUTED)
     notes += changes.report(experiment, result, bundle.summary)
     notes += topology.report(result, bundle.summary)
+    notes += transfers.report(experiment, result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
     notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
