@@ -111,7 +111,7 @@ class SLOHeadroom(Autoscaler):
 
     ttft_s: float | None = None
     tpot_s: float | None = None
-    quantile: float = field(default=0.95, metadata={"minimum": 0, "maximum": 1})
+    quantile: float = field(default=0.95, metadata={"minimum": 1e-3, "maximum": 1})
     high: float = field(default=0.8, metadata={"minimum": 1e-3})
     low: float = 0.3
 
