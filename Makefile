@@ -25,7 +25,7 @@ help:
 	@echo "make validate      hold the simulator against measured servers (needs the shared data)"
 	@echo "make conformance   compare with the reference on N=2000 random workloads"
 	@echo "make papers        redo the figures of serving papers; writes results/papers (some ten minutes)"
-	@echo "make bench         measure requests and iterations per second"
+	@echo "make bench         measure speed against its targets, per policy"
 	@echo "make lint          ruff, its formatter and mypy"
 	@echo "make clean         remove .venv and caches (results stay)"
 
@@ -70,7 +70,7 @@ papers:
 	@$(BIN)/phasewise papers --jobs $(JOBS) --readme experiments/papers/README.md
 
 bench:
-	@echo "make bench: measures the speed of every policy, some minutes; quicker: make bench BENCH=--quick"
+	@echo "make bench: measures the speed of every policy, an hour; a part of each, minutes: make bench BENCH=--quick"
 	@$(SUB) .venv/.installed-dev
 	@$(BIN)/python -m tests.bench.bench $(BENCH)
 	@$(BIN)/python -m tests.bench.bench_traces

@@ -191,10 +191,17 @@ def _show_finished(
     if not as_json:
         if not repeated:
             _print_warnings(bundles)
-        _print(f"results: {out}")
+        _print(f"results: {out}{_folders_said(heads, done)}")
     if formats:
         runs = [each.runs for each in repeated] if repeated else None
         plot(bundles, out, formats=formats, about=answer, runs=runs)
+
+
+def _folders_said(heads: Sequence[Head], folders: Sequence[Path]) -> str:
+    """Where the variants are whose folders have other names than they."""
+    pairs = zip(heads, folders, strict=True)
+    other = [f"{head.label} in {path.name}" for head, path in pairs if head.label != path.name]
+    return f" ({', '.join(other)})" if other else ""
 
 
 _DONE = ("finished", "reused")

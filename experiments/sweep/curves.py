@@ -22,6 +22,8 @@ MOST_LINES = 8
 """Curves of a figure; with more, it takes values of the other keys from first to last."""
 _RATES = 4
 """Panels of attainment against SLO scale."""
+_LONGEST_TITLE = 24
+"""Characters of a title that stands beside another one."""
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 _PERCENTILES = ("p50", "p90", "p99")
 _LEAST_TICKS = 3
@@ -238,8 +240,10 @@ def _scale_drawings(frame: Frame) -> list[Drawing]:
     shown = [(said, frame.at(fixed)) for said, fixed in rates]
 
     def make(style: Style, _: Any) -> go.Figure:
-        columns = panels.columns_for(len(shown))
-        fig, height = panels.grid([said for said, _ in shown], style, columns)
+        wide = max(len(said) for said, _ in shown) > _LONGEST_TITLE
+        columns = 1 if wide else panels.columns_for(len(shown))
+        height_px = 0.26 * style.width_px if wide else None
+        fig, height = panels.grid([said for said, _ in shown], style, columns, panel_px=height_px)
         of = [series_of(each, frame.rate_key, alone=True) for _, each in shown]
         for position, series in enumerate(of):
             cell = panels.cell(position, columns)
