@@ -849,5 +849,10 @@ def _column(table: pa.Table, name: str) -> pa.Array:
     """One array of a column, dictionaries of several chunks made one."""
     import pyarrow as pa
 
-    chunks = table.column(name).unify_dictionaries().combine_chunks()
-    return chunks.chunk(0) if isinstance(chunks, pa.ChunkedArray) else chunks
+    chunks = table.column(name).unify_dictionaries()
+    if chunks.num_chunks == 1:  # putting chunks together would import pandas
+        return chunks.chunk(0)
+    if not chunks.num_chunks:
+        return pa.nulls(0, chunks.type)
+    joined = chunks.combine_chunks()
+    return joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined

@@ -100,6 +100,13 @@ def run(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Variants run at a time. Default: one per CPU.")
     ] = None,
+    shards: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Processes that share a variant's replicas, where these do not interact.",
+        ),
+    ] = 1,
     figures: Annotated[
         str,
         typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none."),
@@ -135,6 +142,7 @@ def run(
       phasewise run mine.yaml --figures svg,pdf --jobs 4
       phasewise run mine.yaml --decisions --trace perfetto
       phasewise run mine.yaml --report
+      phasewise run mine.yaml --shards 8
     """
     from experiments import outcome
     from experiments.config import load, slug
@@ -143,6 +151,7 @@ def run(
     overrides |= {"record.decisions": True} if decisions else {}
     plan = load(config, settings or [], overrides, strict=strict)
     traces = outcome.traces_of(plan, trace)
+    outcome.check_shards(shards, jobs)
     outcome.run(
         plan,
         out or Path("results") / slug(plan.name),
@@ -151,6 +160,7 @@ def run(
         as_json=json,
         traces=traces,
         page=report,
+        shards=shards,
     )
 
 

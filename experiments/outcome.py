@@ -44,6 +44,7 @@ def run(
     as_json: bool = False,
     traces: bool = False,
     page: bool = False,
+    shards: int = 1,
 ) -> None:
     """Run a plan, print its table and write its figures.
 
@@ -55,6 +56,7 @@ def run(
         as_json: Print summaries as JSON instead of the table.
         traces: Write each variant for trace viewers too.
         page: Write the report too.
+        shards: Processes that share the replicas of a variant (`sim.shards`).
 
     Raises:
         FailedRunError: A variant failed; what finished is written and shown.
@@ -74,7 +76,7 @@ def run(
         with Bars(_console(stderr=True)) as bars:
             for job in every:
                 bars(job)
-            run_jobs(every, plan, processes, bars)
+            run_jobs(every, plan, processes, bars, shards)
     except InterruptedRunError:
         _show_finished(plan, jobs, further, out, formats=(), as_json=as_json)
         raise
@@ -84,6 +86,18 @@ def run(
     if page and (done := [job.folder for job in jobs if job.state in _DONE]):
         _say(_report(done, out / "report.html"))
     _raise_failures([job for job in every if job.state == "failed"], len(every))
+
+
+def check_shards(shards: int, jobs: int | None) -> None:
+    """Whether ``--shards`` and ``--jobs`` go together.
+
+    Raises:
+        ConfigError: Both ask for several processes.
+    """
+    if shards > 1 and jobs is not None and jobs > 1:
+        raise ConfigError(
+            f"--shards {shards}: variants then run one after the other; take off --jobs {jobs}"
+        )
 
 
 def traces_of(plan: Plan, format: str | None) -> bool:

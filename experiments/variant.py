@@ -25,6 +25,7 @@ from experiments import (
     prefix_fetch,
     roles,
     topology,
+    transfers,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
@@ -133,6 +134,7 @@ def run_variant(
     prints: Fingerprint | None = None,
     progress: Progress | None = None,
     steps_folder: Path | None = None,
+    shards: int = 1,
 ) -> Bundle:
     """Simulate one variant and sum it up.
 
@@ -142,6 +144,7 @@ def run_variant(
         prints: What it depends on, if known already.
         progress: Told now and then how far it is, and at the end.
         steps_folder: Write ``steps.parquet`` there while running, instead of keeping all steps.
+        shards: Processes that share its replicas (`sim.shards`), which keep all steps.
 
     Raises:
         PhasewiseError: One line: sizes that do not fit, a trace that cannot be read, a stuck run.
@@ -151,17 +154,7 @@ def run_variant(
     workload = build_workload(experiment, folder, built.max_model_len)
     windows = window_of(experiment, workload)
     prepared = time.perf_counter()
-    with _steps_file(experiment, steps_folder) as file:
-        result = simulate(
-            workload.source,
-            built.cluster,
-            seed=experiment.seed,
-            fast_forward=experiment.fast_forward,
-            check=experiment.check,
-            record=_record(experiment, workload.trace, file),
-            cluster_events=changes.events_of(experiment),
-            progress=_with_total(progress, len(workload.trace)),
-        )
+    result = _simulated(experiment, built, workload, progress, steps_folder, shards)
     if progress is not None:
         progress(result.end_ns, len(result.requests["index"]), len(workload.trace))
     simulated = time.perf_counter()
@@ -175,6 +168,7 @@ def run_variant(
         notes.append(attribution.NOT_ATTRIBUTED)
     notes += changes.report(result, bundle.summary)
     notes += topology.report(result, bundle.summary)
+    notes += transfers.report(experiment, result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
     notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
@@ -189,6 +183,40 @@ def run_variant(
         "machine": platform.platform(),
     }
     return bundle
+
+
+def _simulated(
+    experiment: Experiment,
+    built: cluster.Built,
+    workload: Workload,
+    progress: Progress | None,
+    steps_folder: Path | None,
+    shards: int,
+) -> SimulationResult:
+    events, told = changes.events_of(experiment), _with_total(progress, len(workload.trace))
+    if shards > 1:
+        from experiments.shards import simulate_in_shards
+
+        return simulate_in_shards(
+            experiment,
+            workload,
+            built.cluster,
+            shards,
+            record=_record(experiment, workload.trace, None),
+            cluster_events=events,
+            progress=told,
+        )
+    with _steps_file(experiment, steps_folder) as file:
+        return simulate(
+            workload.source,
+            built.cluster,
+            seed=experiment.seed,
+            fast_forward=experiment.fast_forward,
+            check=experiment.check,
+            record=_record(experiment, workload.trace, file),
+            cluster_events=events,
+            progress=told,
+        )
 
 
 def beyond_tables(replicas: Sequence[ReplicaInfo]) -> list[str]:

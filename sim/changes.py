@@ -135,7 +135,8 @@ class Changes:
         self.slow: dict[Replica, Slow] = {}
         self.degraded: dict[Replica, Degrade] = {}
         self.standstill = Standstill(live)
-        self._lost: list[Lifetime] = []  # their replica has just failed
+        # Whose replica has just failed, or whose KV was not fetched in time: why, and what then.
+        self._lost: list[tuple[Lifetime, str, OnFailure]] = []
         self._coming = False
         self._becomes: dict[Replica, tuple[Pool, ReplicaSpec]] = {}  # who changes role, into what
         self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
@@ -153,10 +154,13 @@ class Changes:
     @property
     def closed(self) -> bool:
         """Whether nothing more comes from outside, so that who is left stays so (78, 84)."""
+        return self.expected and not self.open
+
+    @property
+    def open(self) -> bool:
+        """Whether an arrival, a cancellation or a change is to come."""
         live = self._live
-        if not self.expected or not self.all_arrived or self.to_come:
-            return False
-        return not (live.impatient or live.arriving)
+        return bool(self.to_come or live.impatient or live.arriving or not self.all_arrived)
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
@@ -191,7 +195,8 @@ class Changes:
             self._is_gone(replica)
         for life in lost:
             self._live.note_event(life, LOST, replica)
-        self._lost += lost
+        then = self._live.spec.on_failure
+        self._lost += [(life, REPLICA_FAILED, then) for life in lost]
         self._call_arrivals()
 
     def _lose_all(self, replica: Replica) -> list[Lifetime]:
@@ -399,12 +404,17 @@ class Changes:
             if not live.place(life, live.request_of(life, at_entry=True)):
                 self.wait(life)
         lost, self._lost = self._lost, []
-        for life in lost:
-            self._route_again(life)
+        for life, reason, then in lost:
+            self._route_again(life, reason, then)
 
-    def _route_again(self, life: Lifetime) -> None:
-        live, reason = self._live, REPLICA_FAILED
-        if live.spec.on_failure == "reroute":
+    def route_again(self, life: Lifetime, reason: str, then: OnFailure) -> None:
+        """What a request had is lost: it is routed anew in phase (3), or fails for this reason."""
+        self._lost.append((life, reason, then))
+        self._call_arrivals()
+
+    def _route_again(self, life: Lifetime, reason: str, then: OnFailure) -> None:
+        live = self._live
+        if then == "reroute":
             request = live.request_of(life, at_entry=True)
             refused = live.refusal(life, request)
             if refused is None:

@@ -63,7 +63,11 @@ _PLAIN = Arrival(0, 1, 1, 1)[5:]
 
 
 class Predictor(Protocol):
-    """Guesses the output length of requests (rule 57)."""
+    """Guesses the output length of requests (rule 57).
+
+    One with a true attribute ``is_static`` guesses by the request and the seed alone, whatever it
+    was asked before (`sim.shards`).
+    """
 
     def start(self, rng: np.random.Generator) -> None:
         """Begin a run; draws come from `rng`."""
@@ -698,7 +702,8 @@ class LiveCluster:
     @property
     def may_return(self) -> bool:
         """Whether a request that has left a replica may come back to it."""
-        return self.changes.expected or self.migrations is not None
+        holds = self.between is not None and self.between.holds is not None
+        return holds or self.changes.expected or self.migrations is not None
 
     def note_event(self, life: Lifetime, code: int, replica: Replica) -> None:
         """A change of a request's state, if these are recorded."""

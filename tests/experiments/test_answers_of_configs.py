@@ -84,6 +84,8 @@ def roles_make_up_for_the_split(m: Metrics) -> bool:
         and all(late[f"from {x}"] < late[x] / 10 for x in ("1:3", "3:1"))
         and late["2:2"] < late["from 1:3"]  # until the long answers of a decode replica have ended
         and gaps["colocated"] > 3 * gaps["from 1:3"]
+        and all(met[x] < met[f"mixed {x}"] < met[f"from {x}"] for x in ("1:3", "3:1"))
+        and late["mixed 1:3"] < late["from 1:3"]
     )
 
 
