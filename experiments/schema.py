@@ -321,8 +321,8 @@ def _listed(value: object) -> object:
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
-    replicas: Replicas = 1
-    """Model instances in the pool."""
+    replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 1
+    """Model instances in the pool; 0 only where `autoscale` starts the first one."""
     device: str = "h100-sxm"
     """GPU type (``phasewise list devices``)."""
     tensor_parallel: Count = 1

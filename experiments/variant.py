@@ -166,7 +166,7 @@ def run_variant(
     notes += _of_preemptions(result)
     if experiment.record.attribution is True and not _attributes(experiment, workload.trace):
         notes.append(attribution.NOT_ATTRIBUTED)
-    notes += changes.report(result, bundle.summary)
+    notes += changes.report(experiment, result, bundle.summary)
     notes += topology.report(result, bundle.summary)
     notes += transfers.report(experiment, result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)

@@ -10,7 +10,8 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).
 - ``restore``: a replica that failed takes requests again, empty, from (2d) on; if it has to load
-  its weights first, once it is ``up`` (`sim.startup`).
+  its weights first, once it is ``up`` (`sim.startup`): ``restored`` is then recorded when the
+  machine is back, and ``up`` when the weights are loaded.
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
   or once it is ``up``.
@@ -330,6 +331,14 @@ class Changes:
     def changes_role(self) -> bool:
         """Whether a replica drains, or has just drained, to change its role."""
         return bool(self._becomes)
+
+    def never_there(self, pool: Pool, replica: Replica) -> None:
+        """A replica of a pool that begins at zero is gone before anything happens."""
+        pool.missing += 1
+        replica.condition = GONE
+        replica.left_ns = now_ns(self._live.env)
+        if self._live.network is not None:
+            self._live.network.leave(replica)
 
     def may_come_back(self, replica: Replica) -> bool:
         """Whether a replica may be taken back."""

@@ -183,7 +183,11 @@ def measure(case: Case) -> Timing:
 
 
 def in_a_process(*arguments: str) -> Process:
-    """Run this Python with arguments, alone, and account for it."""
+    """Run this Python with arguments, alone, and account for it.
+
+    Compiled modules are kept, as for any user, whatever the environment here says.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
     child = subprocess.Popen(
         [sys.executable, *arguments],
@@ -191,6 +195,7 @@ def in_a_process(*arguments: str) -> Process:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=environment,
     )
     assert child.stdout is not None
     with child.stdout as pipe:
