@@ -57,14 +57,22 @@ class RayCluster:
         ray = require("ray", "cluster", "the executor ray")
         ours = not ray.is_initialized()
         if ours:
-            self._connect(ray)
+            self.connect(ray)
         try:
             yield from self._rows(ray, units)
         finally:
             if ours:
                 ray.shutdown()
 
-    def _connect(self, ray: Any) -> None:
+    def connect(self, ray: Any) -> None:
+        """Connect this process, for `run` and whoever wants to use the cluster before.
+
+        Args:
+            ray: The module.
+
+        Raises:
+            ConfigError: No cluster is at the address.
+        """
         if self.address is not None:
             _check_reachable(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would ask, and then report
