@@ -175,8 +175,8 @@ def test_no_cluster_at_the_address(ray: Any, tmp_path: Path) -> None:
 def test_a_node_with_other_code_ends_the_sweep(
     two_nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ask(config())
     monkeypatch.setattr(hashes, "of_code", lambda: "another version")
+    asked = ask(config())
 
     with pytest.raises(OtherCodeError, match="is not the version that runs this sweep"):
         sweep(asked, tmp_path / "out", RayCluster(two_nodes.cluster.address, jobs=2))
