@@ -21,7 +21,7 @@ help:
 	@echo "make test          run the quick tests"
 	@echo "make slow          run the slow tests (packaging, long random runs)"
 	@echo "make kernels       check the Triton kernels without a GPU (installs torch and triton)"
-	@echo "make cluster       run sweeps on Ray clusters of this machine (installs ray)"
+	@echo "make cluster       run sweeps on Ray clusters of this machine (installs ray and optuna)"
 	@echo "make validate      hold the simulator against measured servers (needs the shared data)"
 	@echo "make conformance   compare with the reference on N=2000 random workloads"
 	@echo "make papers        redo the figures of serving papers; writes results/papers (some ten minutes)"
@@ -50,7 +50,7 @@ kernels:
 	@$(PYTEST) --dist load -m "kernels and not gpu" $(TESTFLAGS)
 
 cluster:
-	@echo "make cluster: installs ray into .venv if need be, then runs sweeps on clusters of this machine"
+	@echo "make cluster: installs ray and optuna into .venv if need be, then runs sweeps and searches on clusters"
 	@$(SUB) .venv/.installed-cluster
 	@$(BIN)/python -m pytest -m cluster $(TESTFLAGS)
 
@@ -111,5 +111,5 @@ clean:
 
 .venv/.installed-cluster: pyproject.toml constraints.txt | .venv/.created
 	@echo "installing phasewise, the development tools and ray (a few minutes the first time)"
-	@$(PIP) --editable ".[dev,cluster]"
+	@$(PIP) --editable ".[dev,cluster,search]"
 	@touch $@ .venv/.installed .venv/.installed-dev

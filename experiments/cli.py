@@ -21,6 +21,7 @@ from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
 from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
+from experiments.search_cli import search
 from experiments.sweep_cli import sweep, sweep_plot
 from experiments.validate_cli import validate
 from experiments.validation.values import COLUMN_HELP
@@ -47,6 +48,7 @@ app.command(name="sweep-plot")(sweep_plot)
 app.command()(explain)
 app.command()(diff)
 app.command()(export)
+app.command()(search)
 app.add_typer(new_app, name="new")
 
 Config = Annotated[

@@ -56,6 +56,12 @@ def sweep(
 
     Ends with 0 if every run finished, 1 if some failed (their rows say why, the rest is there), 2
     if the config or an option is wrong, 130 after Ctrl-C.
+
+    \b
+    Examples:
+      phasewise sweep sweep_token_budget
+      phasewise sweep mine.yaml --set policy.budget_tokens=128,256,512 --jobs 8
+      phasewise sweep mine.yaml --executor ray --address auto
     """
     from experiments.outcome import formats_of
     from experiments.sweep import report
@@ -105,7 +111,12 @@ def sweep_plot(
         str, typer.Option(help="Comma-separated: html, svg, pdf, png.")
     ] = "html,svg,pdf,png",
 ) -> None:
-    """Draw a sweep from its data set: curves over rate and SLO scale, heat maps, Pareto plots."""
+    """Draw a sweep from its data set: curves over rate and SLO scale, heat maps, Pareto plots.
+
+    \b
+    Examples:
+      phasewise sweep-plot results/sweep_token_budget-sweep
+    """
     from experiments.outcome import formats_of, print_plotted
     from experiments.sweep.plots import plot_sweep
     from sim.errors import ConfigError
