@@ -48,11 +48,15 @@ def load(config: str | Path | Mapping[str, Any], **overrides: Any) -> Plan:
     return resolve(config, overrides=overrides)
 
 
-def run(config: str | Path | Mapping[str, Any] | Plan, **overrides: Any) -> Results:
+def run(
+    config: str | Path | Mapping[str, Any] | Plan, *, shards: int = 1, **overrides: Any
+) -> Results:
     """Run all variants of a config in this process; nothing is written.
 
     Args:
         config: As for `load`, or what it returned.
+        shards: Processes that share the replicas of a variant, where replicas do not interact
+            (`sim.shards`); the results are the same.
         **overrides: As for `load`; not with a plan that is resolved already.
 
     Raises:
@@ -66,7 +70,7 @@ def run(config: str | Path | Mapping[str, Any] | Plan, **overrides: Any) -> Resu
         config = load(config, **overrides)
     elif overrides:
         raise TypeError("overrides belong to load(): this plan is resolved already")
-    return run_plan(config)
+    return run_plan(config, shards)
 
 
 def read(folder: str | Path) -> Results:

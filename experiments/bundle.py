@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ import numpy.typing as npt
 import yaml
 
 from experiments import strict_yaml
+from sim.attribution import E2E_COLUMNS, TTFT_COLUMNS
 from sim.errors import ConfigError, PhasewiseError
 from sim.metrics import ReplicaFacts
 from sim.records import (
@@ -64,6 +65,7 @@ BUNDLE_VERSION = 1
 _OLDEST_VERSION = 1
 """Oldest version that is still read."""
 
+REQUESTS = "requests.parquet"
 STEPS = "steps.parquet"
 DECISIONS = "decisions.jsonl"
 PERFETTO = "perfetto.json.gz"
@@ -80,6 +82,7 @@ Gaps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 _VERSION_KEY = b"phasewise.bundle_version"
 _GROUP_ROWS = STEP_CHUNK
 """Rows of a row group: what a run hands over at a time, so that when it is written is the same."""
+_ATTRIBUTED = frozenset((*E2E_COLUMNS, *TTFT_COLUMNS))
 _TEXT = ("session", "request_class", "tenant")
 """Columns of the trace that hold text."""
 _MAYBE = ("turn", "deadline_ns", "first_scheduled_ns", "prefill_end_ns", "first_token_ns")
@@ -519,12 +522,13 @@ def _write_groups(writer: pq.ParquetWriter, path: Path, table: pa.Table) -> None
 # --- reading
 
 
-def read(folder: Path, *, with_steps: bool = True) -> Bundle:
+def read(folder: Path, *, with_steps: bool = True, attributed: bool = True) -> Bundle:
     """Read a bundle; without `steps.parquet` it is complete too.
 
     Args:
         folder: Of the bundle.
         with_steps: Read ``steps.parquet`` where there is one; figures do not need it.
+        attributed: Read the columns of attributed time too, which are most of a large bundle.
 
     Raises:
         BundleError: It is none, is not finished, or of a version that is not read.
@@ -543,7 +547,7 @@ def read(folder: Path, *, with_steps: bool = True) -> Bundle:
     has_steps = with_steps and steps.is_file()
     return Bundle(
         **vars(head),
-        requests=_read_table(folder / "requests.parquet", texts),
+        requests=_read_table(folder / REQUESTS, texts, () if attributed else _ATTRIBUTED),
         itl=_read_gaps(folder / "itl.parquet"),
         series=_read_table(folder / "series.parquet", {"replica": names}),
         transfers=_read_table(folder / "transfers.parquet", places),
@@ -759,8 +763,20 @@ def _check_version(version: object, path: Path) -> None:
         )
 
 
-def _read_table(path: Path, texts: Mapping[str, Sequence[str]]) -> Columns:
-    return _columns_of(_checked_table(path), texts, path)
+def read_columns(folder: Path, names: Sequence[str]) -> Columns:
+    """Columns of numbers of ``requests.parquet``, those of them that it has.
+
+    Raises:
+        BundleError: It is damaged, or of a version that is not read.
+    """
+    table = _checked_table(folder / REQUESTS, only=names)
+    return {name: to_numbers(_column(table, name), NEVER) for name in table.column_names}
+
+
+def _read_table(
+    path: Path, texts: Mapping[str, Sequence[str]], without: Collection[str] = ()
+) -> Columns:
+    return _columns_of(_checked_table(path, without=without), texts, path)
 
 
 def _columns_of(table: pa.Table, texts: Mapping[str, Sequence[str]], path: Path) -> Columns:
@@ -776,13 +792,18 @@ def _columns_of(table: pa.Table, texts: Mapping[str, Sequence[str]], path: Path)
     return columns
 
 
-def _checked_table(path: Path) -> pa.Table:
+def _checked_table(
+    path: Path, *, only: Sequence[str] | None = None, without: Collection[str] = ()
+) -> pa.Table:
+    """A table, or some of its columns, once its version is known to be one that is read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:  # read_table would import pandas
-            table = file.read()
+            present = [name for name in file.schema_arrow.names if name not in without]
+            chosen = present if only is None else [name for name in only if name in present]
+            table = file.read(columns=chosen)
     except (OSError, pa.ArrowInvalid) as error:
         raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"")
@@ -828,5 +849,10 @@ def _column(table: pa.Table, name: str) -> pa.Array:
     """One array of a column, dictionaries of several chunks made one."""
     import pyarrow as pa
 
-    chunks = table.column(name).unify_dictionaries().combine_chunks()
-    return chunks.chunk(0) if isinstance(chunks, pa.ChunkedArray) else chunks
+    chunks = table.column(name).unify_dictionaries()
+    if chunks.num_chunks == 1:  # putting chunks together would import pandas
+        return chunks.chunk(0)
+    if not chunks.num_chunks:
+        return pa.nulls(0, chunks.type)
+    joined = chunks.combine_chunks()
+    return joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined

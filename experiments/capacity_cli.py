@@ -28,9 +28,9 @@ def capacity(
         ),
     ] = None,
     attainment: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of requests that meet the slo, without --goal."),
-    ] = 0.99,
+        float | None,
+        typer.Option(help="Share of requests that meet the slo, without --goal [default: 0.99]."),
+    ] = None,
     highest: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +105,15 @@ def capacity(
     if (best is None) != (values is None):
         raise ConfigError("capacity: --best KEY and --values LIST: give both, or neither")
     choosing = best is not None or splits is not None
+    if attainment is not None:
+        if goal is not None or choosing:
+            other = "--goal" if goal is not None else "--best and --splits"
+            raise ConfigError(f"capacity: --attainment {attainment:g}: not with {other}")
+        if not 0 < attainment <= 1:
+            raise ConfigError(
+                f"capacity: --attainment {attainment:g}: expected a share above 0 and at most 1, "
+                "such as 0.99"
+            )
     if by is not None and not choosing:
         raise ConfigError(f"capacity: --by {by}: needs --best or --splits")
     name = load(config, settings or []).name
@@ -135,7 +144,7 @@ def capacity(
             options=options,
             key=highest or lowest,
             lowest=lowest is not None,
-            attainment=attainment,
+            attainment=command.ATTAINMENT if attainment is None else attainment,
             settings=settings or [],
         )
     print_found(found, options.out, as_json=json)

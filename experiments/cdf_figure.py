@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from experiments.cdf import MARKED, Curve, curve_of_gaps, curve_of_values
+from experiments.floor_figure import add_floor
 from experiments.layout import (
     Legend,
     axis_lines,
@@ -135,8 +136,14 @@ def in_order(run: RunBundle, key: str, request_class: str | None) -> Floats:
     return values[~np.isnan(values)]
 
 
-def figure(key: str, lines: Sequence[Line], style: Style, x_scale: XScale = "log") -> go.Figure:
-    """The distributions of one metric as a plotly figure."""
+def figure(
+    key: str,
+    lines: Sequence[Line],
+    style: Style,
+    x_scale: XScale = "log",
+    floor: Curve | None = None,
+) -> go.Figure:
+    """The distributions of one metric as a plotly figure, and the floors of its requests."""
     import plotly.graph_objects as go
 
     metric, scale = METRICS[key], 1e3 if key in SHOWN_IN_MS else 1.0
@@ -151,8 +158,12 @@ def figure(key: str, lines: Sequence[Line], style: Style, x_scale: XScale = "log
     lay_out(fig, style, legend)
     set_axes(fig, metric, style, x_scale, heading_of(metric, scale))
     mark_percentiles(fig, style)
+    ends = [] if floor is None else floor.x[[0, -1]].tolist()
     if x_scale == "log":
-        set_log_range(fig, shown, scale)
+        set_log_range(fig, shown, scale, ends)
+    if floor is not None:
+        left = 10 ** fig.layout.xaxis.range[0] if x_scale == "log" else 0.0
+        add_floor(fig, floor, style, scale, left)
     return fig
 
 

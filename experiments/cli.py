@@ -16,11 +16,13 @@ import typer
 from experiments import completion
 from experiments.capacity_cli import capacity
 from experiments.exchange_cli import diff, export
+from experiments.explain_cli import explain
 from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
 from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
-from experiments.sweep_cli import sweep
+from experiments.search_cli import search
+from experiments.sweep_cli import sweep, sweep_plot
 from experiments.validate_cli import validate
 from experiments.validation.values import COLUMN_HELP
 from experiments.version import __version__
@@ -42,8 +44,11 @@ app.command()(validate)
 app.command()(capacity)
 app.command()(papers)
 app.command()(sweep)
+app.command(name="sweep-plot")(sweep_plot)
+app.command()(explain)
 app.command()(diff)
 app.command()(export)
+app.command()(search)
 app.add_typer(new_app, name="new")
 
 Config = Annotated[
@@ -98,6 +103,13 @@ def run(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Variants run at a time. Default: one per CPU.")
     ] = None,
+    shards: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Processes that share a variant's replicas, where these do not interact.",
+        ),
+    ] = 1,
     figures: Annotated[
         str,
         typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none."),
@@ -133,6 +145,7 @@ def run(
       phasewise run mine.yaml --figures svg,pdf --jobs 4
       phasewise run mine.yaml --decisions --trace perfetto
       phasewise run mine.yaml --report
+      phasewise run mine.yaml --shards 8
     """
     from experiments import outcome
     from experiments.config import load, slug
@@ -141,6 +154,7 @@ def run(
     overrides |= {"record.decisions": True} if decisions else {}
     plan = load(config, settings or [], overrides, strict=strict)
     traces = outcome.traces_of(plan, trace)
+    outcome.check_shards(shards, jobs)
     outcome.run(
         plan,
         out or Path("results") / slug(plan.name),
@@ -149,6 +163,7 @@ def run(
         as_json=json,
         traces=traces,
         page=report,
+        shards=shards,
     )
 
 

@@ -103,7 +103,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
             stages = pipeline.parts_of(pool, role, model, where)
             seat = topology.seat(experiment, role, pool, model, stages, where)
             spec = replace(spec, seat=seat)
-        built[role] = _pool(experiment, role, [spec] * pool.replicas, folder, where)
+        built[role] = _pool(experiment, role, [spec] * max(1, pool.replicas), folder, where)
         for note in more:
             said.setdefault(note, []).append(role)
     # What is true of both pools is said once.
@@ -133,6 +133,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
         prefix_fetch=prefix_fetch.spec_of(experiment, entry, where),
         migration=migration.spec_of(experiment, entry, built.get("decode"), folder, where),
         roles=roles.spec_of(experiment, folder, where),
+        mixed_pool=roles.mixed_pool(experiment, where),
     )
     limits = [pool.max_model_len for pool in pools_of(experiment).values() if pool.max_model_len]
     gpus = sum(len(pool.replicas) * pool.replicas[0].gpus for pool in built.values())

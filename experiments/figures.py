@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.attribution_figure import attribution_drawings
 from experiments.cache_figures import cache_drawings
-from experiments.cdf import MAX_POINTS
+from experiments.cdf import MAX_POINTS, Curve
 from experiments.cdf_figure import Line, XScale, figure, lines_of
 from experiments.drawing import Drawing
 from experiments.extras import MissingExtraError, require
+from experiments.floor_figure import floor_curves, with_floors
 from experiments.group_figures import group_drawings
 from experiments.looks import FONT, FONT_STACK, PX_PER_MM, SCREEN, STYLES, Style
 from experiments.report import RunBundle
@@ -104,7 +106,17 @@ def plot(
         else:
             notes.append(f"{METRICS[key].title}: no request has a value, so there is no figure.")
     more = drawings_of(bundles, request_class)
-    plotted = write(drawn, out, sizes, x_scale, formats, more, about=about, browser=browser)
+    plotted = write(
+        drawn,
+        out,
+        sizes,
+        x_scale,
+        formats,
+        more,
+        about=about,
+        browser=browser,
+        floors=floor_curves(bundles, request_class),
+    )
     return Plotted(plotted.files, (*notes, *plotted.notes))
 
 
@@ -118,6 +130,7 @@ def write(
     *,
     about: str = "",
     browser: Path | None = None,
+    floors: tuple[Mapping[str, Curve], Mapping[str, str]] = ({}, {}),
 ) -> Plotted:
     """Write figures whose curves are known, as `plot` does.
 
@@ -130,15 +143,20 @@ def write(
         more: Figures of other kinds, behind them.
         about: A sentence above the page's figures, as plain text.
         browser: As for `plot`.
+        floors: Curves of the floors by metric, and what is said of them.
     """
+    curves, said = floors
     written = [_write_csv(out / f"{key}_cdf.csv", key, lines) for key, lines in drawn.items()]
     written += [_write_points(out / f"{each.key}.csv", each) for each in more]
     if "html" in formats:
-        written.append(_write_page(out / "figures.html", drawn, more, x_scale, about))
+        written.append(_write_page(out / "figures.html", drawn, more, x_scale, about, curves, said))
     wanted = [name for name in IMAGES if name in formats]
     note = ""
     if wanted and (drawn or more):
-        figures = {f"{key}_cdf": figure(key, lines, style, x_scale) for key, lines in drawn.items()}
+        figures = {
+            f"{key}_cdf": figure(key, lines, style, x_scale, curves.get(key))
+            for key, lines in drawn.items()
+        }
         figures |= {each.key: each.make(style, x_scale) for each in more}
         images, note = _write_images(figures, out, wanted, browser)
         written += images
@@ -172,7 +190,8 @@ def drawings_of(bundles: Sequence[RunBundle], request_class: str | None = None) 
     """
     by_group = group_drawings(bundles) if request_class is None else []
     over_time = timeline_drawings(bundles)
-    return [*by_group, *cache_drawings(bundles, request_class), *over_time]
+    attributed = attribution_drawings(bundles, request_class)
+    return [*attributed, *by_group, *cache_drawings(bundles, request_class), *over_time]
 
 
 # Files
@@ -225,12 +244,18 @@ def _write_page(
     more: Sequence[Drawing],
     x_scale: XScale,
     about: str,
+    floors: Mapping[str, Curve],
+    said: Mapping[str, str],
 ) -> Path:
     """All figures on one page that needs nothing else: plotly.js and the font are in it."""
     sections = [
-        section(f"{key}_cdf", METRICS[key].title, METRICS[key].definition, made)
+        section(
+            f"{key}_cdf",
+            METRICS[key].title,
+            with_floors(said, key, METRICS[key].definition),
+            figure(key, lines, SCREEN, x_scale, floors.get(key)),
+        )
         for key, lines in drawn.items()
-        for made in [figure(key, lines, SCREEN, x_scale)]
     ]
     sections += [section(e.key, e.title, e.about, e.make(SCREEN, x_scale)) for e in more]
     heading = _HEADING_WITH_MORE if more else _HEADING
@@ -263,6 +288,46 @@ def write_drawings(
     """
     sections = [section(e.key, e.title, e.about, e.make(SCREEN, "log")) for e in drawings]
     return write_sections(path, heading, about, sections)
+
+
+def write_drawn(
+    out: Path,
+    heading: str,
+    about: Sequence[str],
+    drawings: Sequence[Drawing],
+    *,
+    style: str = "paper",
+    width_mm: float | None = None,
+    formats: Sequence[str] = FORMATS,
+) -> Plotted:
+    """Such figures alone, in every format: a page, images, and their points as CSV.
+
+    Args:
+        out: Folder, made where there is none.
+        heading: Title of the page.
+        about: Paragraphs before the figures, as plain text.
+        drawings: In order.
+        style: Of the images, a key of `STYLES`.
+        width_mm: Width of the images; None for that of the style.
+        formats: Of `FORMATS`.
+
+    Raises:
+        ConfigError: An option is not one of its choices.
+    """
+    sizes = _style(style, width_mm)
+    _check_choice("format", formats, FORMATS)
+    out.mkdir(parents=True, exist_ok=True)
+    written = [_write_points(out / f"{each.key}.csv", each) for each in drawings]
+    if "html" in formats:
+        written.append(write_drawings(out / "figures.html", heading, about, drawings))
+    wanted = [name for name in IMAGES if name in formats]
+    note = ""
+    if wanted and drawings:
+        images, note = _write_images(
+            {each.key: each.make(sizes, "log") for each in drawings}, out, wanted, None
+        )
+        written += images
+    return Plotted(tuple(written), (note,) if note else ())
 
 
 def write_sections(path: Path, heading: str, about: Sequence[str], sections: Sequence[str]) -> Path:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from experiments.names import unknown
-from sim.errors import ConfigError
+from experiments.names import brief
+from sim.errors import ConfigError, closest
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ def entries(kind: str) -> list[Entry]:
         ConfigError: No such kind.
     """
     if kind not in KINDS:
-        raise ConfigError(f"list: {unknown('kind', kind, KINDS)}")
+        close = closest(kind, KINDS)
+        hint = "" if close is None else f" (did you mean {close}?)"
+        raise ConfigError(f"list: no kind {brief(kind)}{hint}; choose one of {', '.join(KINDS)}")
     return KINDS[kind]()
 
 

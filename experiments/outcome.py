@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.capacity.command import Found
+    from experiments.figures import Plotted
     from experiments.tables import Comparison
     from experiments.uncertainty import Repeated
 
@@ -44,6 +45,7 @@ def run(
     as_json: bool = False,
     traces: bool = False,
     page: bool = False,
+    shards: int = 1,
 ) -> None:
     """Run a plan, print its table and write its figures.
 
@@ -55,6 +57,7 @@ def run(
         as_json: Print summaries as JSON instead of the table.
         traces: Write each variant for trace viewers too.
         page: Write the report too.
+        shards: Processes that share the replicas of a variant (`sim.shards`).
 
     Raises:
         FailedRunError: A variant failed; what finished is written and shown.
@@ -74,7 +77,7 @@ def run(
         with Bars(_console(stderr=True)) as bars:
             for job in every:
                 bars(job)
-            run_jobs(every, plan, processes, bars)
+            run_jobs(every, plan, processes, bars, shards)
     except InterruptedRunError:
         _show_finished(plan, jobs, further, out, formats=(), as_json=as_json)
         raise
@@ -84,6 +87,18 @@ def run(
     if page and (done := [job.folder for job in jobs if job.state in _DONE]):
         _say(_report(done, out / "report.html"))
     _raise_failures([job for job in every if job.state == "failed"], len(every))
+
+
+def check_shards(shards: int, jobs: int | None) -> None:
+    """Whether ``--shards`` and ``--jobs`` go together.
+
+    Raises:
+        ConfigError: Both ask for several processes.
+    """
+    if shards > 1 and jobs is not None and jobs > 1:
+        raise ConfigError(
+            f"--shards {shards}: variants then run one after the other; take off --jobs {jobs}"
+        )
 
 
 def traces_of(plan: Plan, format: str | None) -> bool:
@@ -172,11 +187,21 @@ def _show_finished(
         _print_repeated(repeated)
         _print_answers([answer])
         _print_notes(heads)
-        _print(f"results: {out}")
+    bundles = [bundle.read(each, with_steps=False) for each in done]
+    if not as_json:
+        if not repeated:
+            _print_warnings(bundles)
+        _print(f"results: {out}{_folders_said(heads, done)}")
     if formats:
-        bundles = [bundle.read(each, with_steps=False) for each in done]
         runs = [each.runs for each in repeated] if repeated else None
         plot(bundles, out, formats=formats, about=answer, runs=runs)
+
+
+def _folders_said(heads: Sequence[Head], folders: Sequence[Path]) -> str:
+    """Where the variants are whose folders have other names than they."""
+    pairs = zip(heads, folders, strict=True)
+    other = [f"{head.label} in {path.name}" for head, path in pairs if head.label != path.name]
+    return f" ({', '.join(other)})" if other else ""
 
 
 _DONE = ("finished", "reused")
@@ -259,6 +284,15 @@ def _print_notes(bundles: Sequence[Head]) -> None:
         "summary.json of each" if len(bundles) > 1 else "summary.json",
     )
     for line in told:
+        console.print(f"- {line}")
+
+
+def _print_warnings(bundles: Sequence[Bundle]) -> None:
+    """What runs are too short for."""
+    from experiments.enough import warnings
+
+    console = _console()
+    for line in warnings(bundles):
         console.print(f"- {line}")
 
 
@@ -401,7 +435,11 @@ def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **opti
     """Draw all figures and say where they are."""
     from experiments.figures import plot as draw
 
-    plotted = draw(bundles, out, formats=formats, **options)
+    print_plotted(draw(bundles, out, formats=formats, **options))
+
+
+def print_plotted(plotted: Plotted) -> None:
+    """Say where figures are."""
     pages = [path for path in plotted.files if path.suffix != ".csv"]
     for path in pages[:1]:
         more = f" and {len(plotted.files) - 1} more files" if len(plotted.files) > 1 else ""

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.tables import three_digits
+from sim.architecture import ModelSpec
 from sim.errors import ConfigError
 from sim.phases import MOST_ROWS, PhaseArithmetic, PhaseCost, attention_shares, token_rows
 from sim.specs import kv_blocks, kv_bytes_per_token, load_device, load_model
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 
 CONTEXTS = (128, 1024, 8192, 32768, 131072)
 """Contexts at which attention's share is shown, beside the one asked for."""
+
+
+BLOCK_TOKENS = 16
+"""Of a KV block (the default of vLLM on GPUs)."""
+
+
+_WIDEST = 110
+"""Columns of text that the widest table takes."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,10 @@ class Answer:
 
     @property
     def most_requests(self) -> int | None:
-        """Requests of the context asked for whose KV fits at once."""
-        return None if self.kv_tokens is None else self.kv_tokens // self.question.context
+        """Requests of the context asked for whose KV fits at once, each in whole blocks."""
+        if self.kv_tokens is None:
+            return None
+        return self.kv_tokens // BLOCK_TOKENS // -(-self.question.context // BLOCK_TOKENS)
 
 
 def run(asked: Question, *, rows: bool, plot: Path | None, as_json: bool) -> None:
@@ -83,6 +94,8 @@ def run(asked: Question, *, rows: bool, plot: Path | None, as_json: bool) -> Non
     from rich.console import Console
 
     console = Console(markup=False, emoji=False, highlight=False)
+    if plot is not None:
+        _check_page(plot)
     found = answer(asked)
     if as_json:
         extra: dict[str, Any] = {}
@@ -104,6 +117,26 @@ def run(asked: Question, *, rows: bool, plot: Path | None, as_json: bool) -> Non
         print(f"wrote {plot}", file=sys.stderr)
 
 
+def _check_page(path: Path) -> None:
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"phases: --plot {path}: expected a name that ends in .html")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"phases: --plot {path}: there is no folder {path.parent}")
+
+
+def _check_lengths(asked: Question, model: ModelSpec) -> None:
+    """Refuse requests that are longer than the model's context."""
+    for name, tokens in (
+        ("--prompt and --output", asked.prompt + asked.output),
+        ("--context", asked.context),
+    ):
+        if tokens > model.max_positions:
+            raise ConfigError(
+                f"phases: {name}: {tokens:,} tokens: the context of {model.name} is "
+                f"{model.max_positions:,}"
+            )
+
+
 def answer(asked: Question) -> Answer:
     """Compute.
 
@@ -111,6 +144,7 @@ def answer(asked: Question) -> Answer:
         ConfigError: An unknown name, or a number that makes no sense.
     """
     model, device = load_model(asked.model), load_device(asked.device)
+    _check_lengths(asked, model)
     tp = asked.tensor_parallel
     sums = PhaseArithmetic(model, device, asked.precision, asked.kv_dtype, tp)
     steps = [
@@ -130,9 +164,9 @@ def answer(asked: Question) -> Answer:
             precision=asked.precision,
             kv_dtype=asked.kv_dtype,
             tp=tp,
-            block_tokens=16,
+            block_tokens=BLOCK_TOKENS,
         )
-        tokens = 16 * blocks
+        tokens = BLOCK_TOKENS * blocks
     except ConfigError as error:
         said = str(error)
     return Answer(asked, sums, tuple(steps), per_token, tokens, said)
@@ -182,7 +216,8 @@ def _step(name: str, cost: PhaseCost) -> dict[str, Any]:
 def attention(found: Answer) -> list[tuple[int, float, float, float]]:
     """By context: attention's share of a prefill's FLOPs, of a decode's, and KV's of its bytes."""
     asked, sums = found.question, found.arithmetic
-    contexts = sorted({*CONTEXTS, asked.context})
+    most = sums.model.max_positions
+    contexts = sorted({*(each for each in CONTEXTS if each <= most), asked.context})
     prefills = attention_shares([sums.prefill(context) for context in contexts])
     decodes = attention_shares([sums.decode(asked.batch, context) for context in contexts])
     return [
@@ -213,9 +248,9 @@ def show(found: Answer, console: Console) -> None:
     ]
     heads = (
         "context",
-        "attention in prefill FLOPs",
-        "in decode FLOPs",
-        "KV in decode bytes",
+        "attention in\nprefill FLOPs",
+        "attention in\ndecode FLOPs",
+        "KV in\ndecode bytes",
     )
     _table(console, heads, shares)
     for sentence in sentences(found):
@@ -308,9 +343,12 @@ def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for i, head in enumerate(heads):
-        table.add_column(Text(head), justify="left" if i == 0 else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if i == 0 else "right"
+        table.add_column(Text(head), justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
+    # Wide numbers rather go over the edge of a narrow terminal than be cut.
+    console.width = max(console.width, _WIDEST)
     console.print(table)
 
 

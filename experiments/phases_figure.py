@@ -52,7 +52,6 @@ class Growth:
 
 def write(found: Answer, path: Path) -> None:
     """Draw it as one HTML page that needs nothing else."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     about = [heading(found), *sentences(found)]
     write_drawings(path, "Prefill and decode on one device", about, drawings(found))
 

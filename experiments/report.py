@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from experiments.attribution import without_phases
 from sim.errors import ConfigError, nearest
 from sim.metrics import Bools, Gaps, ReplicaFacts, Requests
 from sim.slo import Windows, request_classes, select
@@ -64,8 +65,11 @@ def unique_labels(bundles: Sequence[RunHead]) -> list[str]:
 
 
 def measured(bundle: RunBundle, request_class: str | None = None) -> Requests:
-    """The requests of the measurement window, of one class or of all."""
-    requests, mask = bundle.requests, measured_mask(bundle)
+    """The requests of the measurement window, of one class or of all.
+
+    Without the columns of `sim.attribution`, which would only be copied.
+    """
+    requests, mask = without_phases(bundle.requests), measured_mask(bundle)
     if request_class is not None:
         mask &= request_classes(requests) == request_class
     return select(requests, mask)

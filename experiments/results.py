@@ -158,8 +158,12 @@ class Results:
             bundle.write(each, Path(folder) / name)
 
 
-def run_plan(plan: Plan) -> Results:
+def run_plan(plan: Plan, shards: int = 1) -> Results:
     """Run all variants here, one after the other, and keep the results in memory.
+
+    Args:
+        plan: What to run.
+        shards: Processes that share the replicas of a variant (`sim.shards`).
 
     Raises:
         PhasewiseError: One line; the first variant that fails ends the run.
@@ -168,7 +172,10 @@ def run_plan(plan: Plan) -> Results:
     runs = [[replicate(each, k) for k in range(each.replications)] for each in plan.variants]
     prints = fingerprints([each for its in runs for each in its], plan.folder)
     known = iter(prints)
-    made = [[run_variant(each, plan.folder, prints=next(known)) for each in its] for its in runs]
+    made = [
+        [run_variant(each, plan.folder, prints=next(known), shards=shards) for each in its]
+        for its in runs
+    ]
     bundles = [its[0] for its in made]
     summaries = {each.label: each.summary for each in bundles}
     answer = "" if plan.answer is None else plan.answer.said(summaries)

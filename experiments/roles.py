@@ -1,19 +1,24 @@
-"""Role switching in a config: who changes role by itself, and what is refused beside it."""
+"""Roles in a config: who changes its role or does the other's work, and what is refused beside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from experiments import check_changes, parts
 from experiments.explain import placed
+from experiments.startup import exact
 from sim.errors import ConfigError, PhasewiseError
 from sim.metrics import NS_PER_S
+from sim.mixed_pool import MixedPool
 from sim.roles import RoleSpec
 
 if TYPE_CHECKING:
     from experiments.schema import Experiment
+    from sim.records import SimulationResult
 
 Where = Callable[..., str]
 
@@ -45,6 +50,54 @@ def spec_of(experiment: Experiment, folder: Path, where: Where) -> RoleSpec | No
         )
     except PhasewiseError as error:
         raise ConfigError(placed(where(*place, "switcher"), error)) from None
+
+
+def mixed_pool(experiment: Experiment, where: Where) -> MixedPool | None:
+    """When replicas run whole requests, or None.
+
+    Args:
+        experiment: Resolved and checked.
+        where: Places for messages.
+
+    Raises:
+        ConfigError: Pools, policies or keys that do not go with it.
+    """
+    said, pools = experiment.pools.mixed_pool, experiment.pools
+    if said is None:
+        return None
+    assert pools.transfer is not None  # else the layout is refused before
+    for key in ("local_prefill", "role_switching"):
+        if getattr(pools, key) is not None:
+            raise ConfigError(f"{where('pools', key)}: beside mixed_pool: leave out one of them")
+    for role in ("prefill", "decode"):
+        if getattr(pools, role).policy["name"] == "static":
+            raise ConfigError(
+                f"{where('pools', role, 'policy')}.name: static: forms batches of requests of one "
+                "phase; with mixed_pool try vllm-v1"
+            )
+    if pools.transfer.recompute_last_token:
+        raise ConfigError(
+            f"{where('pools', 'transfer', 'recompute_last_token')}: prefill replicas emit nothing "
+            "to clients then, and can finish no request; leave it out, or mixed_pool"
+        )
+    return MixedPool(said.max_prompt_tokens, exact(said.max_kv_share))
+
+
+def report(experiment: Experiment, result: SimulationResult, summary: dict[str, Any]) -> list[str]:
+    """Add how many requests one replica ran whole to the summary, and say it in a sentence."""
+    if experiment.pools.mixed_pool is None:
+        return []
+    placed, decode = result.requests["replica"], result.requests["decode_replica"]
+    whole = (placed >= 0) & (placed == decode)
+    decodes = np.array([replica.role == "decode" for replica in result.replicas])
+    there = int(decodes[placed[whole]].sum())
+    by_role = {"prefill": int(whole.sum()) - there, "decode": there}
+    summary["mixed_pool"] = {"whole": by_role, "routed": int((placed >= 0).sum())}
+    return [
+        f"mixed_pool: of {summary['mixed_pool']['routed']:,} requests decode replicas ran "
+        f"{by_role['decode']:,} whole, prefill replicas {by_role['prefill']:,}, counted where they "
+        "were last sent to."
+    ]
 
 
 def _check(experiment: Experiment, where: Where) -> None:

@@ -155,20 +155,25 @@ def _valid(job: Job) -> bool:
 
 
 def run_jobs(
-    jobs: Sequence[Job], plan: Plan, processes: int, on_change: OnChange = lambda job: None
+    jobs: Sequence[Job],
+    plan: Plan,
+    processes: int,
+    on_change: OnChange = lambda job: None,
+    shards: int = 1,
 ) -> None:
     """Run what is waiting, at most `processes` at a time; with 1, in this process.
 
-    A variant that fails does not stop the others: its job says why.
+    A variant that fails does not stop the others: its job says why. With several `shards` one runs
+    after the other, its replicas shared out over so many processes (`sim.shards`).
 
     Raises:
         InterruptedRunError: Ctrl-C; one line that says what is usable.
     """
     waiting = [job for job in jobs if job.state == "waiting"]
     try:
-        if min(processes, len(waiting)) <= 1:
+        if min(processes, len(waiting)) <= 1 or shards > 1:
             for job in waiting:
-                _run_here(job, plan.folder, on_change)
+                _run_here(job, plan.folder, on_change, shards)
         else:
             from experiments.workers import run_apart
 
@@ -190,7 +195,7 @@ def _left_over(jobs: Sequence[Job]) -> str:
     return f"interrupted: {kept}{where}; the same command runs the rest"
 
 
-def _run_here(job: Job, folder: Path, on_change: OnChange) -> None:
+def _run_here(job: Job, folder: Path, on_change: OnChange, shards: int) -> None:
     def progress(now_ns: int, ended: int, total: int) -> None:
         job.now_ns, job.ended, job.total = now_ns, ended, total
         on_change(job)
@@ -198,25 +203,31 @@ def _run_here(job: Job, folder: Path, on_change: OnChange) -> None:
     job.state = "running"
     on_change(job)
     try:
-        run_job(job, folder, progress)
+        run_job(job, folder, progress, shards)
         job.state = "finished"
     except Exception as error:
         job.state, job.error, job.bad_input = "failed", one_line(error), is_bad_input(error)
     on_change(job)
 
 
-def run_job(job: Job, folder: Path, progress: Progress) -> None:
+def run_job(job: Job, folder: Path, progress: Progress, shards: int = 1) -> None:
     """Run one variant and write its results, all of them or none.
 
     Args:
         job: What to run.
         folder: Where relative paths of its config start.
         progress: Told now and then how far it is, and at the end.
+        shards: Processes that share its replicas.
     """
     with bundle.replacing(job.folder) as partial:
         try:
             made = run_variant(
-                job.experiment, folder, prints=job.prints, progress=progress, steps_folder=partial
+                job.experiment,
+                folder,
+                prints=job.prints,
+                progress=progress,
+                steps_folder=partial,
+                shards=shards,
             )
         except ConfigError as error:
             raise ConfigError(in_file(job.source, error)) from None

@@ -321,8 +321,8 @@ def _listed(value: object) -> object:
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
-    replicas: Replicas = 1
-    """Model instances in the pool."""
+    replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 1
+    """Model instances in the pool; 0 only where `autoscale` starts the first one."""
     device: str = "h100-sxm"
     """GPU type (``phasewise list devices``)."""
     tensor_parallel: Count = 1
@@ -495,6 +495,12 @@ class Transfer(Strict):
     room, each of which joins at once."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
+    hold_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """A prefill replica keeps KV that nobody fetches for so long only (vLLM's
+    VLLM_NIXL_ABORT_REQUEST_TIMEOUT: 480). Default: for as long as it takes."""
+    on_hold_timeout: Literal["reroute", "fail"] = "reroute"
+    """What becomes of a request whose KV was not fetched in time: it is prefilled again, or fails.
+    """
     decode_first: bool = False
     """The decode replica is chosen on arrival, before the prefill replica (llm-d, Dynamo), not when
     the prefill ends. With `local_prefill` it always is."""
@@ -623,6 +629,18 @@ class RoleSwitching(Strict):
     """Decode replicas that stay."""
 
 
+class MixedPool(Strict):
+    """Replicas of two pools run whole requests under load (`sim.mixed_pool`)."""
+
+    max_prompt_tokens: Count
+    """Requests wait for no prefill replica in whose queue somebody waits, and where the tokens left
+    to prefill and their own are more: a decode replica prefills and decodes them. (Splitwise gives
+    no number.)"""
+    max_kv_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A decode replica takes no request whose prompt makes it need more of its KV blocks: a prefill
+    replica prefills and decodes it."""
+
+
 class Change(Strict):
     """What happens to a replica, its NIC or a node at an instant (`sim.changes`,
     `sim.slow_down`)."""
@@ -695,6 +713,9 @@ class Pools(Strict):
     role_switching: RoleSwitching | None = None
     """Let replicas change between the pools, such as {switcher: {name: pressure, ttft_s: 1, tpot_s:
     0.05}}. Default: each keeps its role."""
+    mixed_pool: MixedPool | None = None
+    """Let replicas run whole requests while the other pool is overloaded, such as
+    {max_prompt_tokens: 8192, max_kv_share: 0.9} (Splitwise). Default: each does its own part."""
 
 
 class Targets(Strict):
@@ -756,8 +777,9 @@ class Recording(Strict):
     series_points: Annotated[int, Field(ge=0, le=10**6), BeforeValidator(_whole)] = 500
     """Points of series.parquet (queue, running, KV use) and pools.parquet (replicas, and who waits
     for one), evenly over the arrivals; 0: none."""
-    attribution: bool = True
-    """Write to requests.parquet where the time of each request went, by phase."""
+    attribution: bool | Literal["always"] = True
+    """Write to requests.parquet where the time of each request went, by phase; true: where a
+    variant has at most 200,000 requests, as it takes up to a half longer."""
 
 
 class Common(Strict):

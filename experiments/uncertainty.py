@@ -39,7 +39,7 @@ COMPARED = (
 """What the table of variants compares."""
 
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-_WORTH_SAYING = 0.02
+WORTH_SAYING = 0.02
 """Share by which a start from empty has to move the mean E2E for a note on the warm-up."""
 
 
@@ -258,7 +258,7 @@ def _of_warm_up(variant: Repeated) -> list[str]:
             f"{variant.label}: E2E does not settle before half of the run (MSER): it is too short "
             "for its load, or overloaded."
         ]
-    if abs(found.shift) < _WORTH_SAYING:
+    if abs(found.shift) < WORTH_SAYING:
         return []
     return [
         f"{variant.label}: the start from empty moves the mean E2E by {found.shift:+.1%} (MSER); "

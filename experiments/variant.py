@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments import (
+    attribution,
     changes,
     cluster,
     conditional,
@@ -22,7 +23,9 @@ from experiments import (
     migration,
     pipeline,
     prefix_fetch,
+    roles,
     topology,
+    transfers,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
@@ -41,7 +44,7 @@ from sim.event_loop import simulate
 from sim.metrics import Gaps, Ints, run_span_ns, transfer_times_s
 from sim.records import FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
-from sim.slo import SLO, Windows, class_groups, tenant_groups
+from sim.slo import SLO, Windows, class_groups, select, tenant_groups
 from sim.step_time import StepTimeModel
 
 Progress = Callable[[int, int, int], None]
@@ -131,6 +134,7 @@ def run_variant(
     prints: Fingerprint | None = None,
     progress: Progress | None = None,
     steps_folder: Path | None = None,
+    shards: int = 1,
 ) -> Bundle:
     """Simulate one variant and sum it up.
 
@@ -140,6 +144,7 @@ def run_variant(
         prints: What it depends on, if known already.
         progress: Told now and then how far it is, and at the end.
         steps_folder: Write ``steps.parquet`` there while running, instead of keeping all steps.
+        shards: Processes that share its replicas (`sim.shards`), which keep all steps.
 
     Raises:
         PhasewiseError: One line: sizes that do not fit, a trace that cannot be read, a stuck run.
@@ -149,17 +154,7 @@ def run_variant(
     workload = build_workload(experiment, folder, built.max_model_len)
     windows = window_of(experiment, workload)
     prepared = time.perf_counter()
-    with _steps_file(experiment, steps_folder) as file:
-        result = simulate(
-            workload.source,
-            built.cluster,
-            seed=experiment.seed,
-            fast_forward=experiment.fast_forward,
-            check=experiment.check,
-            record=_record(experiment, workload.trace, file),
-            cluster_events=changes.events_of(experiment),
-            progress=_with_total(progress, len(workload.trace)),
-        )
+    result = _simulated(experiment, built, workload, progress, steps_folder, shards)
     if progress is not None:
         progress(result.end_ns, len(result.requests["index"]), len(workload.trace))
     simulated = time.perf_counter()
@@ -169,9 +164,13 @@ def run_variant(
     bundle = _bundle(experiment, folder, workload, built, result, windows)
     notes += _of_sessions(workload, bundle.summary)
     notes += _of_preemptions(result)
-    notes += changes.report(result, bundle.summary)
+    if experiment.record.attribution is True and not _attributes(experiment, workload.trace):
+        notes.append(attribution.NOT_ATTRIBUTED)
+    notes += changes.report(experiment, result, bundle.summary)
     notes += topology.report(result, bundle.summary)
+    notes += transfers.report(experiment, result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
+    notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
     notes += migration.report(experiment, result, bundle.summary)
     bundle.notes = notes
@@ -184,6 +183,40 @@ def run_variant(
         "machine": platform.platform(),
     }
     return bundle
+
+
+def _simulated(
+    experiment: Experiment,
+    built: cluster.Built,
+    workload: Workload,
+    progress: Progress | None,
+    steps_folder: Path | None,
+    shards: int,
+) -> SimulationResult:
+    events, told = changes.events_of(experiment), _with_total(progress, len(workload.trace))
+    if shards > 1:
+        from experiments.shards import simulate_in_shards
+
+        return simulate_in_shards(
+            experiment,
+            workload,
+            built.cluster,
+            shards,
+            record=_record(experiment, workload.trace, None),
+            cluster_events=events,
+            progress=told,
+        )
+    with _steps_file(experiment, steps_folder) as file:
+        return simulate(
+            workload.source,
+            built.cluster,
+            seed=experiment.seed,
+            fast_forward=experiment.fast_forward,
+            check=experiment.check,
+            record=_record(experiment, workload.trace, file),
+            cluster_events=events,
+            progress=told,
+        )
 
 
 def beyond_tables(replicas: Sequence[ReplicaInfo]) -> list[str]:
@@ -283,10 +316,16 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
-        attribution=experiment.record.attribution,
+        attribution=_attributes(experiment, trace),
         decisions=experiment.record.decisions,
         on_steps=None if file is None else file.write,
     )
+
+
+def _attributes(experiment: Experiment, trace: Trace) -> bool:
+    """Whether it is recorded where time went."""
+    said = experiment.record.attribution
+    return said == "always" or (said is True and len(trace) <= attribution.MOST_REQUESTS)
 
 
 def _bundle(
@@ -306,7 +345,11 @@ def _bundle(
     models = _step_times(built.cluster, result)
     saved = saved_prefill_each_s(requests, models)
     summary = summarize(
-        {**requests, "saved_prefill_s": saved, **transfer_times_s(requests, result.transfers)},
+        {
+            **attribution.without_phases(requests),
+            "saved_prefill_s": saved,
+            **transfer_times_s(requests, result.transfers),
+        },
         itl=gaps,
         reuse=_reuse(workload.trace, result) if has_cache(result.replicas) else None,
         tenant_itl=_gaps(result, groups, tenants) if len(tenants) > 1 else None,
@@ -327,6 +370,8 @@ def _bundle(
             if replica.staged_bytes
         },
     )
+    if split := attribution.summarize(select(requests, mask)):
+        summary["attribution"] = split
     return Bundle(
         config=experiment.model_dump(mode="json", exclude_none=True),
         environment={},

@@ -1,4 +1,4 @@
-"""Policies, routers, queue orders, predictors and autoscalers, named in the dicts below.
+"""Policies, routers, orders, predictors, autoscalers, role switchers: named in the dicts below.
 
 To add a policy, write a file like `orca.py` and name its class in `POLICIES`; the fields of the
 dataclass are its options in a config. Names are written with hyphens, options with underscores.

@@ -47,6 +47,11 @@ class SessionAffinity(Router):
         """Whether the fallback does."""
         return self.fallback.sees_state
 
+    @property
+    def is_static(self) -> bool:  # type: ignore[override]
+        """Whether the fallback is."""
+        return self.fallback.is_static
+
     def check(self, replicas: int) -> None:
         """As the fallback, which is another router."""
         if isinstance(self.fallback, SessionAffinity):

@@ -59,6 +59,11 @@ class ClassAware(Router):
         """Whether the router within does."""
         return self.within.sees_state
 
+    @property
+    def is_static(self) -> bool:  # type: ignore[override]
+        """Whether the router within is, and no class overflows by its load."""
+        return self.within.is_static and not self.overflow
+
     def check(self, replicas: int) -> None:
         """Indices are those of replicas that there are, and every request has some."""
         if not self.classes:

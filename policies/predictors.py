@@ -18,6 +18,8 @@ _DRAWS = 4096
 class Oracle:
     """The true output length: a bound for what prediction can give."""
 
+    is_static = True
+
     def start(self, rng: np.random.Generator) -> None:
         """Draws nothing."""
 
@@ -36,6 +38,8 @@ class Noisy:
     Args:
         sigma: Standard deviation of the logarithm of the error.
     """
+
+    is_static = True
 
     sigma: float = field(default=0.5, metadata={"maximum": 10})  # far beyond, exp() overflows
     _z: list[float] = field(default_factory=list, init=False, repr=False)
@@ -67,6 +71,8 @@ class Bucket:
         edges_tokens: Upper edges, ascending; above the last one, the last edge is doubled until it
             covers the truth.
     """
+
+    is_static = True
 
     edges_tokens: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 

@@ -16,6 +16,7 @@ class RoundRobin(Router):
     """Each replica in turn, those that can never run the request left out."""
 
     sees_state = False
+    is_static = True
 
     _turn: int = field(default=0, init=False, repr=False)
 
@@ -52,6 +53,7 @@ class RandomChoice(Drawing):
     """Uniform over the replicas that can run the request; one draw per request."""
 
     sees_state = False
+    is_static = True
 
     def pick(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
         """Any of them."""

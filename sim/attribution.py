@@ -64,15 +64,11 @@ from array import array
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.batch import Cause
 from sim.step_time import Ints, StepTimeModel, StepWork, quiet, without_host
-
-if TYPE_CHECKING:
-    from sim.records import Lifetime
 
 GROUPS = MappingProxyType(
     {
@@ -186,8 +182,7 @@ class Account:
         since_ns: When that began.
         redo: Tokens that it had computed and lost: chunks that begin below are computed again.
         context: Tokens stored when it joined its decode group.
-        ticked_ns: What `DecodeGroup.ticked_ns` was then.
-        extras: What `DecodeGroup.extras` was then.
+        ticked_ns: What `DecodeGroup.ticked_ns` was then, as are the others of that name.
     """
 
     __slots__ = (
@@ -197,6 +192,7 @@ class Account:
         "extras",
         "first",
         "ns",
+        "prefills_ns",
         "redo",
         "since_ns",
         "state",
@@ -208,7 +204,7 @@ class Account:
         self.first: list[int] | None = None
         self.state = OTHER
         self.since_ns = now_ns
-        self.redo = self.context = self.ticked_ns = 0
+        self.redo = self.context = self.ticked_ns = self.prefills_ns = 0
         self.extras: tuple[int, ...] = ()
         self._line: Line | None = None
         self._totals: list[int] = []
@@ -234,8 +230,8 @@ class Account:
     def _leave_line(self, now_ns: int) -> None:
         line, ns = self._line, self.ns
         assert line is not None
-        for phase, (after, before) in enumerate(zip(line.ns, self._totals, strict=True)):
-            ns[phase] += after - before
+        passed = zip(ns, line.ns, self._totals, strict=False)  # as long as there are causes
+        ns[:_CAUSES] = [own + after - before for own, after, before in passed]
         ns[line.cause] += now_ns - line.since_ns
         self._line = None
 
@@ -252,10 +248,6 @@ class Account:
     def close(self, now_ns: int) -> None:
         """The request has ended, or the run has."""
         self.to(_CLOSED, now_ns)
-
-    def join_group(self, stored_tokens: int, ticked_ns: int, extras: tuple[int, ...]) -> None:
-        """It decodes from now on, `to` having been told so."""
-        self.context, self.ticked_ns, self.extras = stored_tokens, ticked_ns, extras
 
 
 class Alone:
@@ -292,13 +284,18 @@ class Alone:
             sums.extend(list(accumulate(lengths, initial=sums[-1]))[1:])
 
 
+_ROWS = 1024
+"""Accounts that are kept as they are before they are compressed together."""
+
+
 class Attributions:
     """The accounts of requests that have ended, compactly, and what replicas of a kind share."""
 
     def __init__(self) -> None:
-        self.codes = array("B")
-        self.ns = array("q")
-        self.counts = array("B")
+        self._rows = array("q")  # of accounts not compressed yet: E2E by phase, then TTFT by phase
+        self._kept = 0
+        self._places: list[Ints] = []  # of what is not 0: row * columns + column, and the ns
+        self._ns: list[Ints] = []
         self._alone: dict[int, Alone] = {}
 
     def alone(self, model: StepTimeModel) -> Alone:
@@ -308,20 +305,21 @@ class Attributions:
             found = self._alone[id(model)] = Alone(model)
         return found
 
-    def add(self, life: Lifetime) -> None:
-        """The account of a request, which is closed; in the order of the outcomes."""
-        account = life.account
-        assert account is not None
-        before = len(self.codes)
-        for phase, ns in enumerate(account.ns):
-            if ns:
-                self.codes.append(phase)
-                self.ns.append(ns)
-        for phase, ns in enumerate(account.first or ()):
-            if ns:
-                self.codes.append(len(PHASES) + phase)
-                self.ns.append(ns)
-        self.counts.append(len(self.codes) - before)
+    def add(self, account: Account) -> None:
+        """A request has ended, or the run has; in the order of the outcomes."""
+        self._rows.extend(account.ns)
+        self._rows.extend(account.first or _NOTHING)
+        if len(self._rows) == _ROWS * 2 * len(PHASES):
+            self._compress()
+
+    def _compress(self) -> None:
+        """Keep what is not 0: most phases of most requests are."""
+        flat = np.frombuffer(self._rows, np.int64)
+        places = np.flatnonzero(flat)
+        self._places.append(places + self._kept * 2 * len(PHASES))
+        self._ns.append(flat[places])
+        self._kept += len(flat) // (2 * len(PHASES))
+        self._rows = array("q")
 
     def columns(self, index: Ints) -> dict[str, Ints]:
         """`E2E_COLUMNS` and `TTFT_COLUMNS` in order of the requests' index, ns.
@@ -329,15 +327,18 @@ class Attributions:
         Args:
             index: Of the requests, in the order in which they were added, (n,).
         """
-        place = np.empty(len(index), np.int64)
-        place[np.argsort(index, kind="stable")] = np.arange(len(index))
-        codes, ns = np.frombuffer(self.codes, np.uint8), np.frombuffer(self.ns, np.int64)
-        rows = np.repeat(place, np.frombuffer(self.counts, np.uint8))
-        by_code = np.argsort(codes, kind="stable")
-        ends = np.searchsorted(codes[by_code], np.arange(2 * len(PHASES) + 1))
+        if self._rows:
+            self._compress()
+        row_of = np.empty(len(index), np.int64)
+        row_of[np.argsort(index, kind="stable")] = np.arange(len(index))
+        empty = np.zeros(0, np.int64)
+        rows, codes = np.divmod(np.concatenate([empty, *self._places]), 2 * len(PHASES))
+        ns = np.concatenate([empty, *self._ns])
+        order = np.argsort(codes.astype(np.uint8), kind="stable")
+        ends = np.searchsorted(codes[order], np.arange(2 * len(PHASES) + 1))
         found = {}
         for code, name in enumerate((*E2E_COLUMNS, *TTFT_COLUMNS)):
-            these = by_code[ends[code] : ends[code + 1]]
+            these = order[ends[code] : ends[code + 1]]
             found[name] = np.zeros(len(index), np.int64)
-            found[name][rows[these]] = ns[these]
+            found[name][row_of[rows[these]]] = ns[these]
         return found

@@ -23,6 +23,8 @@ from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
 from sim.local_prefill import check as check_local_prefill
 from sim.migration import Migrations, MigrationSpec
+from sim.mixed_pool import MixedPool, Mixing
+from sim.mixed_pool import check as check_mixed
 from sim.network import Network
 from sim.policy import Prefix, ReplicaView
 from sim.pool import Pool, PoolSpec, named_generator
@@ -61,7 +63,11 @@ _PLAIN = Arrival(0, 1, 1, 1)[5:]
 
 
 class Predictor(Protocol):
-    """Guesses the output length of requests (rule 57)."""
+    """Guesses the output length of requests (rule 57).
+
+    One with a true attribute ``is_static`` guesses by the request and the seed alone, whatever it
+    was asked before (`sim.shards`).
+    """
 
     def start(self, rng: np.random.Generator) -> None:
         """Begin a run; draws come from `rng`."""
@@ -89,6 +95,7 @@ class Cluster:
         topology: Nodes on which the replicas lie and the links that transfers share, or None.
         migration: Which running requests move to other replicas of the pool that decodes, or None.
         roles: How replicas of two pools change their roles by themselves, or None.
+        mixed_pool: When replicas of two pools run whole requests under load; None: never.
     """
 
     entry: PoolSpec
@@ -102,6 +109,7 @@ class Cluster:
     migration: MigrationSpec | None = None
     prefix_fetch: FetchSpec | None = None
     roles: RoleSpec | None = None
+    mixed_pool: MixedPool | None = None
 
     def __post_init__(self) -> None:
         if self.admission is not None:
@@ -130,6 +138,12 @@ class Cluster:
         if self.migration is not None:
             pool = self.decode or self.entry
             self.migration.check(pool, self.transfer, has_network=self.topology is not None)
+        if self.mixed_pool is not None:
+            check_mixed(self.entry, self.decode, self.transfer)
+            for key in ("local_prefill", "roles"):
+                if getattr(self, key) is not None:
+                    said = {"roles": "role_switching"}.get(key, key)
+                    raise ConfigError(f"mixed_pool and {said}: leave out one of them")
         if self.roles is not None:
             check_roles(self.entry, self.decode, self.transfer)
         links = self.transfer or (self.migration and self.migration.link)
@@ -206,6 +220,8 @@ class LiveCluster:
         self._progress = progress
         self._of_role: dict[str, dict[str, Any]] = {}
         self.changes = Changes(self)
+        mixed = spec.mixed_pool
+        self.mixing = None if mixed is None else Mixing(self, mixed)
         self._seed = seed
         self._snapshots: list[Snapshots] = []
         self._switches: dict[str, Any] = {
@@ -291,7 +307,7 @@ class LiveCluster:
             rank=index + (_DECODE_RANK if role == "decode" else 0),
             passes_late=self._pushes and role == "prefill",
             watched=self._pushes and role == "decode",
-            prefills_too=role == "decode" and self.spec.local_prefill is not None,
+            prefills_too=role == "decode" and self.prefills_anywhere,
             **self._switches | self._of_role[role] | step_by_step,
         )
         self.replicas.append(replica)
@@ -460,6 +476,10 @@ class LiveCluster:
                 if local.stays(later, target, self.entry, request):
                     self.place_whole(life, later, target)
                     return True
+        if self.mixing is not None:
+            if self._placed_whole(life, request, self.mixing):
+                return True
+            offered = offered or self.mixing.offered(request)
         replica = self.entry.route(request, offered)
         if replica is None:
             return False
@@ -475,13 +495,31 @@ class LiveCluster:
             life.goes_to(FETCH, now_ns(self.env))
         return True
 
+    def _placed_whole(self, life: Lifetime, seen: Request, mixing: Mixing) -> bool:
+        """Whether a replica runs the request whole, since a pool is too full for its part of it."""
+        whole = self.request_of(life, at_entry=False)
+        oracle = life.arrival.output_tokens - life.before
+        if self.entry.clairvoyant:  # its replicas are asked too whether they can run it
+            whole.oracle_tokens = oracle
+        target = mixing.target_of(life, seen, whole)
+        if target is None:
+            return False
+        whole.oracle_tokens = oracle if self.pool_of(target).clairvoyant else None
+        self.place_whole(life, whole, target)
+        return True
+
+    @property
+    def prefills_anywhere(self) -> bool:
+        """Whether decode replicas prefill requests that were placed there."""
+        return self.spec.local_prefill is not None or self.spec.mixed_pool is not None
+
     def place_whole(self, life: Lifetime, request: Request, replica: Replica) -> None:
-        """Let a decode replica prefill and decode a request, which joins its waiting queue.
+        """Let one replica prefill and decode a request, which joins its waiting queue.
 
         Args:
             life: Which request.
             request: As the decode pool sees it (`request_of`).
-            replica: Of the decode pool, up, and able to run it.
+            replica: Up, and able to run it.
         """
         life.replica = life.decode_replica = replica.place
         goal = life.arrival.output_tokens - life.before
@@ -664,7 +702,8 @@ class LiveCluster:
     @property
     def may_return(self) -> bool:
         """Whether a request that has left a replica may come back to it."""
-        return self.changes.expected or self.migrations is not None
+        holds = self.between is not None and self.between.holds is not None
+        return holds or self.changes.expected or self.migrations is not None
 
     def note_event(self, life: Lifetime, code: int, replica: Replica) -> None:
         """A change of a request's state, if these are recorded."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.records import Lifetime
     from sim.request import Request
 
-_NO_EXTRAS = (0,) * 7
+_NO_EXTRAS = (0,) * 6
 _NEVER_GROWS, _COUNTED, _LATE = 0, 1, 2
 
 
@@ -33,7 +33,8 @@ class DecodeGroup:
         finish: (tick, sequence, life): when members emit their last token on their replica; stale
             entries among them. Kept by the replica.
         ticked_ns: Length of all ticks that the ledger has billed (`sim.ledger`).
-        extras: Of these, what is not the decodes' own: its running totals, by phase.
+        prefills_ns: Of these, what prefills in the same iterations added.
+        extras: What else was added: running totals, by phase.
         log: Number of `ends_ns` among the logs of a run; -1 if it is none of them.
     """
 
@@ -49,6 +50,7 @@ class DecodeGroup:
         "late",
         "log",
         "needs",
+        "prefills_ns",
         "size",
         "taken",
         "ticked_ns",
@@ -68,7 +70,7 @@ class DecodeGroup:
         self.late: list[tuple[int, int, Request]] = []
         self.finish: list[tuple[int, int, Lifetime]] = []
         self.log = -1
-        self.ticked_ns = 0
+        self.ticked_ns = self.prefills_ns = 0
         self.extras: tuple[int, ...] = _NO_EXTRAS
         self._late_seq = 0
 

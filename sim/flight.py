@@ -128,11 +128,6 @@ class Flight:
         numbers = range(first_iteration, first_iteration + n)
         return [model.step_ns(work, i) for work, i in zip(self._works(n), numbers, strict=True)]
 
-    @property
-    def extra_ns(self) -> int:
-        """Of its length, what is in no step time."""
-        return self.copied_ns + self.idle_ns
-
     def works(self, first: int, n: int) -> Iterator[StepWork]:
         """What each of `n` iterations from number `first` on computes, padding included."""
         if self.chunks:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sim.records import Lifetime
     from sim.request import Request
 
-_EXTRAS = (DECODE_PREFILLS, PADDING, NOISE, SLOW, COPY, BUBBLE)
+_EXTRAS = (PADDING, NOISE, SLOW, COPY, BUBBLE)
 """Phases of the running totals of a decode group (`DecodeGroup.extras`), which ends with `LOST`."""
 _IN_GROUP = -2
 
@@ -61,6 +61,8 @@ class Ledger:
 
     Attributes:
         line: Why those wait who do.
+        cause: What the last pass said.
+        held: Whether that was for the sake of the other pool.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Ledger:
     ) -> None:
         self._lives, self._own, self._alone, self._varying = lives, own, alone, varying
         self.line = Line(now_ns)
+        self.cause, self.held = 0, False
 
     # --- who waits
 
@@ -83,7 +86,7 @@ class Ledger:
         self.line.newcomers.append(account)
 
     def passed(self, cause: int, now_ns: int, *, held: bool) -> None:
-        """A pass has decided.
+        """A pass has decided; may be left out if all is as at the last one and nobody is new.
 
         Args:
             cause: Why the first in the queue was not admitted, or will not be if one comes
@@ -92,6 +95,7 @@ class Ledger:
             held: Memory that it would need is needed or kept for the other pool.
         """
         line, phase = self.line, PHASE_OF[cause]
+        self.cause, self.held = cause, held
         if held and phase == QUEUE_MEMORY:
             phase = QUEUE_HELD
         if phase != line.cause:
@@ -101,6 +105,7 @@ class Ledger:
 
     def waits_for_kv(self, now_ns: int) -> None:
         """A pass decided nothing, as KV is on its way (rule 92)."""
+        self.held = True
         self.line.change(QUEUE_HELD, now_ns)
         self.line.see(now_ns)
 
@@ -118,7 +123,8 @@ class Ledger:
     def joined(self, account: Account, group: DecodeGroup, stored_tokens: int, now_ns: int) -> None:
         """It is in a decode group from now on."""
         account.to(_IN_GROUP, now_ns)
-        account.join_group(stored_tokens, group.ticked_ns, group.extras)
+        account.context, account.ticked_ns = stored_tokens, group.ticked_ns
+        account.prefills_ns, account.extras = group.prefills_ns, group.extras
 
     def left(
         self, account: Account, group: DecodeGroup, ticks: int, now_ns: int, lost_ns: int
@@ -134,12 +140,14 @@ class Ledger:
         """
         if account.state != _IN_GROUP:
             return
-        ns, ticked, others = account.ns, group.ticked_ns - account.ticked_ns, 0
+        ns, ticked = account.ns, group.ticked_ns - account.ticked_ns
+        others = group.prefills_ns - account.prefills_ns
+        ns[DECODE_PREFILLS] += others
         if group.extras is not account.extras:
             *changes, lost = (b - a for a, b in zip(account.extras, group.extras, strict=True))
             for phase, change in zip(_EXTRAS, changes, strict=True):
                 ns[phase] += change
-            others, lost_ns = sum(changes), lost_ns + lost
+            others, lost_ns = others + sum(changes), lost_ns + lost
         if ticks:
             gpu, host = self._alone.sums(account.context, ticks)
             ns[DECODE_GPU] += gpu
@@ -160,7 +168,8 @@ class Ledger:
         ends = flight.ends_ns
         begin, end = ends[first - 1] if first else flight.start_ns, ends[upto - 1]
         plain = flight.model is self._own and not self._varying
-        if plain and not (flight.chunks or flight.batch.padding or flight.extra_ns):
+        plain = plain and not (flight.copied_ns or flight.idle_ns)
+        if plain and not flight.chunks and flight.batch.padding is None:
             flight.group.ticked_ns += end - begin
             return
         self._bill_parts(flight, first, upto - first, begin, end)
@@ -177,10 +186,13 @@ class Ledger:
             real = self._sum(flight, first, n, pieces, decodes=True)
         rest = (usual - real, length - slow - usual, slow, copied, bubble)
         if flight.ticks:
-            own = self._sum(flight, first, n, (), decodes=True) if pieces else real
-            flight.group.ticked_ns += end - begin
-            changes = (real - own, *rest, 0)
-            flight.group.extras = tuple(map(sum, zip(flight.group.extras, changes, strict=True)))
+            group = flight.group
+            group.ticked_ns += end - begin
+            if pieces:
+                group.prefills_ns += real - self._sum(flight, first, n, (), decodes=True)
+            if any(rest):
+                changes = zip(group.extras, (*rest, 0), strict=True)
+                group.extras = tuple(a + b for a, b in changes)
         if pieces:
             self._bill_chunks(flight, first, n, begin, end, real, rest)
 
@@ -210,7 +222,7 @@ class Ledger:
         real: int,
         rest: tuple[int, ...],
     ) -> None:
-        pieces = flight.pieces
+        pieces, extra = flight.pieces, any(rest)
         prefills = self._sum(flight, first, n, pieces, decodes=False) if flight.ticks else real
         for (request, _), piece in zip(flight.chunks, pieces, strict=True):
             life = self._lives.get(request)
@@ -220,23 +232,32 @@ class Ledger:
             ns = account.ns
             overlap = max(0, account.since_ns - begin)
             ns[BETWEEN] += begin + overlap - account.since_ns
-            again = _again(piece, first, n, account.redo)
             own = prefills
-            if len(pieces) > 1 or 0 < again < n:
-                own = self._sum(flight, first + again, n - again, (piece,), decodes=False)
-                anew = self._sum(flight, first, again, (piece,), decodes=False) if again else 0
-            elif again:
-                own, anew = 0, prefills
-            else:
-                anew = 0
+            if len(pieces) > 1:
+                own = self._sum(flight, first, n, (piece,), decodes=False)
+                ns[PREFILL_OTHERS] += prefills - own
+            if account.redo:
+                anew = self._anew(flight, first, n, piece, account.redo, own)
+                ns[REPREFILL] += anew
+                own -= anew
             ns[PREFILL] += own
-            ns[REPREFILL] += anew
-            ns[PREFILL_OTHERS] += prefills - own - anew
             ns[PREFILL_DECODES] += real - prefills
-            for phase, part in zip((PADDING, NOISE, SLOW, COPY, BUBBLE), rest, strict=True):
-                ns[phase] += part
+            if extra:
+                for phase, part in zip(_EXTRAS, rest, strict=True):
+                    ns[phase] += part
             ns[BUBBLE] -= overlap
             account.since_ns = end
+
+    def _anew(
+        self, flight: Flight, first: int, n: int, piece: tuple[int, int], redo: int, own: int
+    ) -> int:
+        """Of the time that chunks of one prompt take alone, that of tokens it had computed."""
+        tokens, before = piece
+        left = redo - before - first * tokens
+        again = 0 if left <= 0 else min(n, -(-left // tokens))  # iterations that begin below `redo`
+        if again in (0, n):
+            return own if again else 0
+        return self._sum(flight, first, again, (piece,), decodes=False)
 
     def _sum(
         self,
@@ -252,6 +273,8 @@ class Ledger:
         context = flight.context_tokens + first * rows if rows else 0
         spread = flight.spread if rows else 0
         quiet = self._alone.quiet
+        if first + n == 1 and (rows or pieces):
+            return quiet.step_ns(StepWork(pieces, rows, context, context_spread=spread), 0)
         if not pieces:
             if not (rows and n):
                 return 0
@@ -284,10 +307,3 @@ class Ledger:
         if account.state == BETWEEN:
             account.to(LOST, max(began_ns, account.since_ns))
             account.to(BETWEEN, now_ns)
-
-
-def _again(piece: tuple[int, int], first: int, n: int, redo: int) -> int:
-    """How many of `n` iterations begin their chunk below `redo`."""
-    tokens, before = piece
-    left = redo - before - first * tokens
-    return 0 if left <= 0 else min(n, -(-left // tokens))

@@ -651,9 +651,12 @@ class Router:
         sees_state: It asks for more than `index`, `outstanding` and `serves`, so that a snapshot
             interval makes a difference to it.
         places_prefills: It reckons with prefills alone, so it is no router of a decode pool.
+        is_static: Of the replicas it asks for no more than `index`, so that its choices follow from
+            the requests, in their order, and its draws (`sim.shards`).
     """
 
     sees_contents: ClassVar[bool] = False
+    is_static: ClassVar[bool] = False
     sees_state: ClassVar[bool] = True
     places_prefills: ClassVar[bool] = False
 

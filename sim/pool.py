@@ -65,6 +65,7 @@ class Pool:
     Attributes:
         snapshots: What the router sees instead of the replicas themselves, or None.
         scaler: Keeps the number of replicas where an autoscaler wants it, or None.
+        aside: Replicas that are offered to the router only if there is no other (`sim.mixed_pool`).
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Pool:
         self.replicas = replicas
         self.snapshots = snapshots
         self.scaler: Scaler | None = None
+        self.aside: set[Replica] = set()
         self.router = copy.deepcopy(spec.router)
         self.router.start(rng)
         self.missing = 0  # replicas that take no requests
@@ -111,14 +113,16 @@ class Pool:
     def able(self, request: Request) -> Sequence[ReplicaView]:
         """Those that can run the request and take requests (rule 78)."""
         views = self.views
-        if self.uniform and not self.missing:
+        if self.uniform and not self.missing and not self.aside:
             return views
         able = [
-            replica.index
+            replica
             for replica in self.replicas
             if replica.condition == UP and _refusal(replica, request) is None
         ]
-        return [views[index] for index in able]
+        if self.aside:
+            able = [replica for replica in able if replica not in self.aside] or able
+        return [views[replica.index] for replica in able]
 
     def route(
         self, request: Request, offered: Sequence[ReplicaView] | None = None

@@ -42,11 +42,12 @@ EVENTS = (
     "migrating",
     "stopped",
     "stayed",
+    "hold_ended",
 )
 QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, ENDED, LOST = range(
     9
 )
-MIGRATING, STOPPED, STAYED = range(9, 12)
+MIGRATING, STOPPED, STAYED, HOLD_ENDED = range(9, 13)
 
 REQUEST_COLUMNS = (
     "index",
@@ -170,7 +171,7 @@ class Lifetime:
         return self.replica if self.decode_replica < 0 else self.decode_replica
 
     def lose(self, computed_tokens: int, now_ns: int) -> None:
-        """Its replica has failed: it is nowhere, and what was computed has to be again."""
+        """Its KV is lost: it is nowhere, and what was computed has to be again."""
         if self.account is not None:
             self.account.lose(computed_tokens, QUEUE_NO_REPLICA, now_ns)
         self.request = self.where = None
@@ -235,6 +236,7 @@ class Record:
         on_steps: Called with the columns of the step log and the names of the replicas that there
             have been, whenever `STEP_CHUNK` rows are full, and with the rest at the end;
             `SimulationResult.steps` is then None. None keeps all rows.
+        on_step: Called after each row of the step log.
     """
 
     steps: bool = False
@@ -244,6 +246,7 @@ class Record:
     decisions: bool = False
     attribution: bool = False
     on_steps: Callable[[dict[str, Ints], Sequence[str]], None] | None = None
+    on_step: Callable[[], object] | None = None
 
 
 STEP_CHUNK = 1 << 16
@@ -383,6 +386,8 @@ class Recorder:
                 busy_ns,
             )
         )
+        if self.record.on_step is not None:
+            self.record.on_step()
         if self.record.on_steps is not None and self.step_rows % STEP_CHUNK == 0:
             self.hand_over_steps()
 
@@ -403,8 +408,8 @@ class Recorder:
 
     def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
         """The request has ended, or the run has."""
-        if self.attributions is not None:
-            self.attributions.add(life)
+        if self.attributions is not None and life.account is not None:
+            self.attributions.add(life.account)
         code = self.reasons.setdefault(reason, len(self.reasons))
         arrival = life.arrival
         row = _OUTCOME_ROW.pack(
@@ -563,6 +568,7 @@ class SimulationResult:
             those of `OUTCOMES`.
         fetches: Columns `FETCH_COLUMNS`, prefixes copied between caches.
         fetches_without_room: Those that were not made, as blocks were short.
+        hold_timeouts: Requests whose KV was not fetched in time (`sim.holds`).
         links: What each link of a topology has carried.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
@@ -583,6 +589,7 @@ class SimulationResult:
     migrations: dict[str, Ints] = field(default_factory=dict)
     fetches: dict[str, Ints] = field(default_factory=dict)
     fetches_without_room: int = 0
+    hold_timeouts: int = 0
     links: tuple[LinkUse, ...] = ()
     pools: dict[str, Ints] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)

@@ -89,7 +89,9 @@ class Replica(ReplicaMoves):
     def _note_pass(self, ledger: Ledger, batch: ScheduledBatch, now: int) -> None:
         """Those who wait know why, as of this pass."""
         held = self.state.refused_onward or (self.role == "prefill" and self.held_for_transfer > 0)
-        ledger.passed(batch.cause or batch.deaf_cause, now, held=held)
+        cause = batch.cause or batch.deaf_cause
+        if cause != ledger.cause or held or ledger.held or ledger.line.newcomers:
+            ledger.passed(cause, now, held=held)
 
     def _pull(self, state: ReplicaState) -> None:
         """Send for KV: while nobody waits, or as far as the line goes (`sim.local_prefill`)."""

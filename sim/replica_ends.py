@@ -102,7 +102,7 @@ class ReplicaEnds(ReplicaPresent):
 
     def _bill(self, ledger: Ledger, flight: Flight, n: int) -> None:
         """The first `n` iterations of a flight are over: to whom their time belongs."""
-        if ledger.line.newcomers:
+        if ledger.line.newcomers and (n > 1 or self.stage_busy_ns):
             self._catch_up(ledger, flight)
         ledger.bill(flight, n)
 

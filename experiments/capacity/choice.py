@@ -2,7 +2,7 @@
 
 The rule: every candidate gets `_LEAST_RUNS` runs, with the same seeds as the others. The leader is
 the candidate with the best mean of the objective over its runs, of those that keep up with their
-arrivals (at most half of the runs overloaded or backlogged) and meet the goal, if there is one.
+arrivals (`judge.keeps_up`) and meet the goal, if there is one.
 Then the leader, and all eligible ones whose paired difference from it is not separable from 0, get
 the rest of `repeats` runs, until there is nobody new. What is still not separable from the leader
 is named beside it: the choice among them is noise.
@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.capacity.evaluate import Evaluator, Tell, Wanted, check_drawn
 from experiments.capacity.goal import Goal
-from experiments.capacity.judge import Evaluation, growing, judge
+from experiments.capacity.judge import Evaluation, growing, judge, keeps_up
 from experiments.config import slug
 from experiments.quantity import Quantity
 from experiments.schema import Experiment
@@ -104,6 +104,8 @@ def candidates_of(texts: str, option: str) -> list[int]:
         first, last = numbers
         doubled = [first << k for k in range((last // first).bit_length())]
         numbers = doubled if doubled[-1] == last else [*doubled, last]
+    if dots and len(numbers) == 2 and numbers[0] >= numbers[1]:
+        raise ConfigError(f"{option} {texts}: expected the smaller first, such as 128..2048")
     if len(set(numbers)) < 2 or min(numbers) < 1:
         raise ConfigError(f"{option} {texts}: expected such as 128,256,512 or 128..2048")
     return list(dict.fromkeys(numbers))
@@ -226,7 +228,7 @@ class _Choosing:
 
     def _eligible(self, name: str) -> bool:
         runs = self.runs_of(name)
-        if not math.isfinite(self._value(name)) or 2 * growing(runs) > len(runs):
+        if not math.isfinite(self._value(name)) or not keeps_up(runs):
             return False
         return self.goal is None or judge(_without_objective(runs), self.goal).meets
 

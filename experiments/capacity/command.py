@@ -104,6 +104,9 @@ def highest(
     """
     plan, reload = _plan(config, settings)
     wanted = goal_of(plan, goal, attainment)
+    _check_has(plan, wanted)
+    if key is not None:
+        _check_whole(plan, key, "--lowest" if lowest else "--highest")
     varied = _varied(plan, reload, key, lowest=lowest, options=options)
     evaluator = Evaluator(plan, wanted, options.out, options.processes)
     edges: list[Edge] = search_edges(
@@ -153,6 +156,9 @@ def best(
     terms = () if wanted is None else wanted.terms
     # The objective is sampled as the first of all terms; it has no target.
     sampled = Goal((Term(objective, "<=", float("inf")), *terms))
+    _check_has(plan, sampled)
+    if key is not None:
+        _check_whole(plan, key, "--best")
     evaluator = Evaluator(plan, sampled, options.out, options.processes)
     choices: list[Choice] = []
     for position, variant in enumerate(plan.variants):
@@ -183,6 +189,50 @@ def best(
     return Found(
         table, report.choice_json(choices, objective, wanted, cost), report.cost_said(cost)
     )
+
+
+def _check_has(plan: Plan, goal: Goal) -> None:
+    """Refuse what needs prices or power before anything is run without them.
+
+    Raises:
+        ConfigError: A variant has no `cost`, or not what the goal needs of it.
+    """
+    for term in goal.terms:
+        metric = term.quantity.metric
+        needs = "power" if metric.key.startswith("energy") else "prices"
+        if not metric.definition.endswith(("without prices.", "without power levels.")):
+            continue
+        for each in plan.variants:
+            cost = each.cost
+            has = cost is not None and bool(
+                cost.power if needs == "power" else cost.sheet or cost.price_per_gpu_hour
+            )
+            if not has:
+                such = "{power: ...}" if needs == "power" else "{sheet: runpod}"
+                raise ConfigError(
+                    f"{plan.source}: capacity: {term.quantity.text}: {each.label} has no {needs}; "
+                    f"give the config cost, such as {such}"
+                )
+
+
+def _check_whole(plan: Plan, key: str, option: str) -> None:
+    """Refuse a key whose value is a text or a switch.
+
+    Raises:
+        ConfigError: No whole number can stand there.
+    """
+    for each in plan.variants:
+        pools = (each.pools.colocated, each.pools.prefill, each.pools.decode)
+        for holder in (each, *filter(None, pools)):
+            value: Any = holder
+            for name in key.split("."):
+                inside = isinstance(value, Mapping)
+                value = value.get(name) if inside else getattr(value, name, None)
+            if isinstance(value, str | bool):
+                raise ConfigError(
+                    f"capacity: {option} {key}: is {value!r}; expected a key of whole numbers, "
+                    "such as replicas, tensor_parallel or policy.budget_tokens"
+                )
 
 
 def _plan(config: str | Path | Mapping[str, Any], settings: Sequence[str]) -> tuple[Plan, LoadPlan]:

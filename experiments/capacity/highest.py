@@ -52,6 +52,7 @@ class Edge:
         next: Easiest value that misses it; None if none does.
         settled: The bracket is as narrow as asked for, and both ends rest on several runs.
         drawn: Runs with other seeds differ; else one run of a value says all.
+        flat: Nothing meets the goal, and easier values change no number.
         points: All values looked at, ascending.
     """
 
@@ -61,6 +62,7 @@ class Edge:
     next: Point | None
     settled: bool
     drawn: bool
+    flat: bool
     points: tuple[Point, ...]
 
 
@@ -161,5 +163,6 @@ def _edge(one: _Ongoing) -> Edge:
         None if hard is None else one.points[hard],
         one.search.settled,
         one.drawn,
+        one.search.flat,
         tuple(one.points[value] for value in sorted(one.points)),
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from experiments.bundle import Bundle
 from experiments.capacity.goal import Goal, Term
@@ -12,6 +15,8 @@ from experiments.quantity import Sample
 from experiments.statistics.intervals import Interval, Refusal
 from experiments.verdict import MIN_REQUESTS
 from sim.errors import ConfigError
+from sim.fairness import session_e2e_s
+from sim.metrics import NS_PER_S
 
 _GROWING = ("overloaded", "backlogged")
 
@@ -28,6 +33,9 @@ class Evaluation:
         simulate_s: Seconds of one core that it took, when it was made.
         reused: It was there already.
         folder: Of its bundle.
+        begins_s: Where sessions are in closed loop, time from the first one's begin to the last
+            one's; else NaN.
+        session_s: What they take on average, thinking included; else NaN.
     """
 
     verdict: str
@@ -37,6 +45,8 @@ class Evaluation:
     simulate_s: float
     reused: bool
     folder: str
+    begins_s: float = math.nan
+    session_s: float = math.nan
 
 
 def evaluate(bundle: Bundle, goal: Goal, *, folder: str, reused: bool) -> Evaluation:
@@ -51,6 +61,7 @@ def evaluate(bundle: Bundle, goal: Goal, *, folder: str, reused: bool) -> Evalua
             f"{bundle.label}: {bundle.summary['verdict']['reason']} to tell whether it keeps up; "
             f"give the workload at least {MIN_REQUESTS} requests, better thousands"
         )
+    begins_s, session_s = _sessions(bundle)
     rate = bundle.summary["overall"]["arrival_rate_requests_per_s"]
     return Evaluation(
         verdict=verdict,
@@ -60,7 +71,24 @@ def evaluate(bundle: Bundle, goal: Goal, *, folder: str, reused: bool) -> Evalua
         simulate_s=float(bundle.wallclock.get("simulate_s", 0.0)),
         reused=reused,
         folder=folder,
+        begins_s=begins_s,
+        session_s=session_s,
     )
+
+
+def _sessions(bundle: Bundle) -> tuple[float, float]:
+    """How long sessions in closed loop begin, and how long they take; NaN where there are none."""
+    if "sessions" not in bundle.summary:
+        return math.nan, math.nan
+    requests = bundle.requests
+    known = np.array([name is not None for name in requests["session"].tolist()], dtype=bool)
+    arrival_ns = requests["arrival_ns"][known]
+    _, of = np.unique(requests["session"][known].astype(str), return_inverse=True)
+    begin = np.full(int(of.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begin, of, arrival_ns)
+    lengths_s = session_e2e_s(requests, np.ones(len(known), dtype=bool))
+    mean_s = float(lengths_s.mean()) if len(lengths_s) else math.nan
+    return float(begin.max() - begin.min()) / NS_PER_S, mean_s
 
 
 @dataclass(frozen=True)
@@ -104,22 +132,32 @@ def growing(runs: Sequence[Evaluation]) -> int:
     return sum(run.verdict in _GROWING for run in runs)
 
 
+def keeps_up(runs: Sequence[Evaluation]) -> bool:
+    """Whether runs of a value keep up: none is overloaded, and at most half are backlogged.
+
+    A run that ends in a burst is backlogged (`experiments.verdict`); its latencies are judged as
+    they are. Those of an overloaded run say how long it was, so that a short one meets anything.
+    """
+    overloaded = any(run.verdict == "overloaded" for run in runs)
+    return not overloaded and 2 * growing(runs) <= len(runs)
+
+
 def judge(runs: Sequence[Evaluation], goal: Goal) -> Judged:
     """The judgement on a value.
 
-    The goal is met if every term holds over the requests of all runs together and at most half of
-    the runs are overloaded or backlogged: latencies of a run that does not keep up say how long it
-    was, so that a short enough one meets anything. It is clear if all runs agree in that, and the
-    confidence intervals of the terms leave no doubt: one term that clearly fails is enough.
+    The goal is met if every term holds over the requests of all runs together and they keep up
+    (`keeps_up`). It is clear if all runs agree in that, and the confidence intervals of the terms
+    leave no doubt: one term that clearly fails is enough.
 
     Args:
         runs: Of the same value with different seeds, at least one.
         goal: What has to hold.
     """
     found, behind = findings(runs, goal), growing(runs)
-    if 2 * behind > len(runs):
-        return Judged(meets=False, clear=behind == len(runs))
+    numbers = tuple(each.value for each in found)
+    if not keeps_up(runs):
+        return Judged(False, behind == len(runs), numbers)
     failed = [each for each in found if not each.meets]
     if failed:
-        return Judged(meets=False, clear=any(each.clear for each in failed))
-    return Judged(meets=True, clear=not behind and all(each.clear for each in found))
+        return Judged(False, any(each.clear for each in failed), numbers)
+    return Judged(True, not behind and all(each.clear for each in found), numbers)

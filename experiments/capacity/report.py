@@ -10,11 +10,14 @@ from experiments.capacity.choice import Choice, Rated
 from experiments.capacity.evaluate import Evaluator
 from experiments.capacity.goal import Goal
 from experiments.capacity.highest import Edge, Point
-from experiments.capacity.judge import Finding
+from experiments.capacity.judge import Finding, keeps_up
 from experiments.quantity import Quantity
 from experiments.statistics.intervals import Interval, Refusal
 from experiments.statistics.pairs import Difference
 from experiments.tables import Column, Comparison, three_digits
+
+_LEAST_SESSIONS = 3
+"""Mean lengths of a session for which sessions have to begin, so that as many end as begin."""
 
 
 def cost_of(evaluator: Evaluator) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def _number_said(finding: Finding) -> str:
 
 
 def _edge_notes(edges: Sequence[Edge], goal: Goal) -> list[str]:
-    notes = [f"Goal: {goal}, and at most half of the runs overloaded or backlogged."]
+    notes = [f"Goal: {goal}, no run overloaded, and at most half of them backlogged."]
     if any(isinstance(found.interval, Interval) for found in _ends(edges)):
         notes.append("In parentheses: 95 % confidence intervals.")
     for edge in edges:
@@ -108,10 +111,17 @@ def _of_edge(edge: Edge) -> list[str]:
     if edge.best is None:
         assert edge.next is not None
         easiest = edge.next
-        return [f"{name}: the goal is missed even at {said(easiest.value)}."]
+        why = "; easier values give the same numbers, so that it cannot be met so" * edge.flat
+        return [f"{name}: the goal is missed even at {said(easiest.value)}{why}."]
     if edge.next is None:
-        return [f"{name}: the goal is met up to {said(edge.best.value)}, the last one looked at."]
-    notes = []
+        most = f"{name}: the goal is met up to {said(edge.best.value)}, the last one looked at."
+        return [most, *_of_sessions(edge)]
+    notes = [*_of_sessions(edge)]
+    if all(found.meets for found in edge.next.found):
+        notes.append(
+            f"{name}: the goal itself holds at {said(edge.next.value)} too; what ends it is that "
+            "runs do not keep up with their arrivals there."
+        )
     if not edge.settled:
         notes.append(f"{name}: not settled: the runs are used up (--runs).")
     doubtful = [said(point.value) for point in (edge.best, edge.next) if not point.clear]
@@ -127,10 +137,33 @@ def _of_edge(edge: Edge) -> list[str]:
         str(found.interval): None
         for point in (edge.best, edge.next)
         for found in point.found
-        if isinstance(found.interval, Refusal) and point.behind * 2 <= len(point.runs)
+        if isinstance(found.interval, Refusal) and keeps_up(point.runs)
     }
     notes += [f"{name}: no interval: {why}." for why in refusals]
     return notes
+
+
+def _of_sessions(edge: Edge) -> list[str]:
+    """A warning where sessions are too few for the load of their rate to build up."""
+    point = edge.best
+    if point is None or math.isnan(point.runs[0].begins_s):
+        return []
+    begins_s, session_s = (
+        math.fsum(values) / len(point.runs)
+        for values in (
+            [run.begins_s for run in point.runs],
+            [run.session_s for run in point.runs],
+        )
+    )
+    if not begins_s < _LEAST_SESSIONS * session_s:
+        return []
+    needed = _LEAST_SESSIONS * session_s / max(begins_s, 1e-9) * point.runs[0].arrived
+    more = f"; give it {needed:,.0f} requests" if needed < 1e9 else ""
+    return [
+        f"{edge.label}: {edge.varied.said(point.value)} is not sustained: all sessions begin "
+        f"within {begins_s:.3g} s and last {session_s:.3g} s on average, so that the load of such "
+        f"a rate never builds up{more}."
+    ]
 
 
 def _ends(edges: Sequence[Edge]) -> list[Finding]:

@@ -9,8 +9,13 @@ The rule, with values put in order from *easy* (few requests a second, many repl
 4. While the bracket is wider than asked for: the value between its ends (geometric mean; of whole
    numbers the middle, rounded down). From 1 run.
 5. Then each end gets `_LEAST_RUNS` runs with other seeds, and, while its judgement is not clear,
-   `repeats` runs. If that turns an end over, the bracket has changed, and 3 or 4 goes on.
-6. It ends when both ends are settled, or `most_runs` are used up.
+   `repeats` runs. If that turns an end over, the bracket has changed, and 3 or 4 goes on; one run
+   of a value has proved no guide by then, so that from now on each new value gets all the runs of
+   this rule before the next one is looked at. (Else the bracket would creep along by its own width,
+   one end after the other being turned over.)
+6. It ends when both ends are settled, or `most_runs` are used up; or when nothing meets the goal,
+   and in `_FLAT` steps to the easy side no number of it has changed: easier values are then no
+   better.
 
 So a value far from the edge costs one run, noise far from it cannot decide, and both ends of the
 answer rest on several. A run (value, replication) is asked for once only.
@@ -23,6 +28,9 @@ from dataclasses import dataclass, field
 
 _LEAST_RUNS = 3
 """Runs of an end, with which intervals begin."""
+
+_FLAT = 3
+"""Steps to the easy side without any change after which no step changes anything."""
 
 _DOUBLINGS = 20
 """Most steps from the first value to either side, a factor of a million."""
@@ -38,10 +46,12 @@ class Judged:
     Attributes:
         meets: Whether the goal holds.
         clear: Whether noise is excluded: more runs would not change it.
+        numbers: What they measured, one number a term of the goal.
     """
 
     meets: bool
     clear: bool
+    numbers: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,8 @@ class Search:
     most_runs: int = 200
     judged: dict[float, Judged] = field(default_factory=dict)
     runs: dict[float, int] = field(default_factory=dict)
+    _latest: float | None = None
+    _turned: bool = False
 
     def wanted(self) -> list[Run]:
         """The runs to make now, all new and independent of each other; empty at the end."""
@@ -118,7 +130,10 @@ class Search:
             return [(self.start, 0)]
         easy, hard = self.bracket()
         nearest = self._nearest(easy, hard)
-        runs = [(nearest, 0)] if nearest is not None else self._unsettled(easy, hard)
+        runs = self._more_of(self._latest) if self._turned else []
+        if not runs and nearest is not None:
+            runs = [(nearest, k) for k in range(self._least if self._turned else 1)]
+        runs = runs or [*self._more_of(easy), *self._more_of(hard)]
         left = self.most_runs - self.used
         return runs[:left] if left > 0 else []
 
@@ -130,6 +145,9 @@ class Search:
             judged: What its runs say.
             runs: How many these are.
         """
+        before = self.judged.get(value)
+        self._turned = self._turned or (before is not None and before.meets != judged.meets)
+        self._latest = value
         self.judged[value], self.runs[value] = judged, runs
 
     def bracket(self) -> tuple[float | None, float | None]:
@@ -163,29 +181,42 @@ class Search:
         """The new value to look at, if any."""
         if easy is None:
             assert hard is not None
+            if self.flat:
+                return None
             return self._unless_far(self.scale.easier(hard))
         if hard is None:
             return self._unless_far(self.scale.harder(easy))
         return self.scale.between(easy, hard)
+
+    @property
+    def flat(self) -> bool:
+        """Whether the easiest values looked at all miss, by the same numbers."""
+        rank = sorted(self.judged, reverse=not self.scale.hard_is_high)[: _FLAT + 1]
+        numbers = {self.judged[value].numbers for value in rank}
+        misses = not any(judged.meets for judged in self.judged.values())
+        known = all(map(math.isfinite, next(iter(numbers), ())))
+        return misses and len(rank) > _FLAT and len(numbers) == 1 and () not in numbers and known
 
     def _unless_far(self, value: float | None) -> float | None:
         if value is None or self.scale.whole:
             return value
         return value if abs(math.log2(value / self.start)) <= _DOUBLINGS + 0.5 else None
 
-    def _unsettled(self, easy: float | None, hard: float | None) -> list[Run]:
-        wanted: list[Run] = []
-        for value in (easy, hard):
-            if value is not None and not self._is_settled(value):
-                have = self.runs[value]
-                until = min(self.repeats, _LEAST_RUNS) if have < _LEAST_RUNS else self.repeats
-                wanted += [(value, replication) for replication in range(have, until)]
-        return wanted
+    def _more_of(self, value: float | None) -> list[Run]:
+        """The next runs of a value that is not settled."""
+        if value is None or self._is_settled(value):
+            return []
+        have = self.runs[value]
+        until = self._least if have < self._least else self.repeats
+        return [(value, replication) for replication in range(have, until)]
+
+    @property
+    def _least(self) -> int:
+        return min(self.repeats, _LEAST_RUNS)
 
     def _is_settled(self, value: float) -> bool:
         have = self.runs[value]
-        least = min(self.repeats, _LEAST_RUNS)
-        return have >= self.repeats or (have >= least and self.judged[value].clear)
+        return have >= self.repeats or (have >= self._least and self.judged[value].clear)
 
 
 def _rounded(value: float) -> float:

@@ -108,7 +108,7 @@ def collect(heads: Sequence[Head], folders: Sequence[Path]) -> tuple[str, dict[s
         "notes": notes.lines_of([(h.label, h.notes) for h in heads], "summary.json of each"),
         "percentiles": [f"{100 * q:.6g}" for q in cdf_view.PERCENTILES],
         "cdfs": cdf_view.charts([one["cdf"] for one in each]),
-        "attribution": attribution_view.bars([one["attribution"] for one in each]),
+        "attribution": attribution_view.bars([one["attribution"] for one in each], classes),
         "series": time_view.panels([one["series"] for one in each]),
         "classes": class_view.panels(heads, classes, [one["classes"] for one in each]),
         "timelines": [one["timeline"] for one in each],
@@ -125,12 +125,12 @@ def collect(heads: Sequence[Head], folders: Sequence[Path]) -> tuple[str, dict[s
 
 def _of_one(folder: Path, classes: Sequence[str], room: _Room) -> dict[str, Any]:
     """What the page shows of one variant; its tables are let go of at the end."""
-    read = bundle.read(folder, with_steps=False)
+    read = bundle.read(folder, with_steps=False, attributed=False)
     rows = worst_view.rows_of(read)
     in_turn = worst_view.in_turn(rows)
     return {
         "cdf": cdf_view.curves(read, room.curve),
-        "attribution": attribution_view.shares(read),
+        "attribution": attribution_view.parts(read, folder, classes),
         "series": time_view.series(read, room.series),
         "classes": class_view.curves(read, classes, room.curve),
         "timeline": timeline_view.timeline(read, folder, in_turn, room.timeline),

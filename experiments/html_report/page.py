@@ -12,7 +12,7 @@ from experiments.figures import font_face
 from experiments.looks import FONT_STACK
 from experiments.version import __version__
 
-SCRIPTS = ("text", "charts", "summary", "cdf", "panels", "timeline", "worst", "page")
+SCRIPTS = ("text", "charts", "summary", "cdf", "panels", "attribution", "timeline", "worst", "page")
 """Scripts in `static/`, in the order in which they stand on the page."""
 
 _MARKUP = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}

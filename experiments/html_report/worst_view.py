@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments.bundle import STEPS, Bundle, Columns
+from experiments.html_report import attribution_view
 from experiments.html_report.timeline_view import steps_of
 from experiments.report import measured_mask
 from experiments.worst import KEYS, worst_rows
@@ -64,6 +65,8 @@ def worst(bundle: Bundle, folder: Path, rows: dict[str, list[int]], most: int) -
     """
     every = in_turn(rows)
     lives = {str(row): _life(bundle, row, most) for row in every}
+    for row, its in zip(every, attribution_view.of_rows(folder, every), strict=True):
+        lives[str(row)]["parts"] = its
     noted = (folder / STEPS).is_file()
     if noted:
         _add_steps(bundle, folder, every, lives)

@@ -158,19 +158,12 @@ def quantile(groups: Groups, p: float, confidence: float = CONFIDENCE) -> Interv
         p: Between 0 and 1.
         confidence: Two-sided.
     """
-    pooled = _pooled(groups)
-    if isinstance(pooled, Refusal):
-        return pooled
-    total = len(pooled)
-    ordered = np.sort(pooled)
-    estimate = float(ordered[_rank(p, total)])
-    if len(groups) < LEAST_GROUPS:
-        return _too_few_groups(estimate, len(groups))
-    beyond = [(values > estimate).astype(np.float64) for values in groups]
-    if not any(values.any() for values in beyond):
-        return Refusal(estimate, "no value lies beyond it")
-    if (refusal := _too_few_beyond(beyond, p, estimate)) is not None:
+    if (refusal := quantile_refused(groups, p)) is not None:
         return refusal
+    ordered = np.sort(np.concatenate(list(groups)))
+    total = len(ordered)
+    estimate = float(ordered[_rank(p, total)])
+    beyond = [(values > estimate).astype(np.float64) for values in groups]
     low_share, high_share = _ends_of_share(beyond, student(len(groups), confidence))
     low, high = _rank(1 - high_share, total), math.ceil((1 - low_share) * total)
     if low_share <= 0 or high >= total:
@@ -179,6 +172,21 @@ def quantile(groups: Groups, p: float, confidence: float = CONFIDENCE) -> Interv
     method = f"share beyond it, t over {len(groups)} groups"
     ends = float(ordered[low]), float(ordered[high])
     return Interval(estimate, *ends, confidence, method, len(groups))
+
+
+def quantile_refused(groups: Groups, p: float) -> Refusal | None:
+    """Why `quantile` has no interval, as far as that can be said before one is made."""
+    pooled = _pooled(groups)
+    if isinstance(pooled, Refusal):
+        return pooled
+    rank = _rank(p, len(pooled))
+    estimate = float(np.partition(pooled, rank)[rank])
+    if len(groups) < LEAST_GROUPS:
+        return _too_few_groups(estimate, len(groups))
+    beyond = [(values > estimate).astype(np.float64) for values in groups]
+    if not any(values.any() for values in beyond):
+        return Refusal(estimate, "no value lies beyond it")
+    return _too_few_beyond(beyond, p, estimate)
 
 
 def share(groups: Groups, confidence: float = CONFIDENCE) -> Interval | Refusal:

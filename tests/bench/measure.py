@@ -45,6 +45,7 @@ class Case:
         fast_forward: Whether runs of equal decisions are advanced at once.
         num_blocks: KV blocks per replica, or None to compute them.
         series_points: Samples of the series, to find the peak of the blocks in use.
+        attribution: Whether it is recorded where time went.
     """
 
     policy: str
@@ -54,6 +55,7 @@ class Case:
     fast_forward: bool = True
     num_blocks: int | None = None
     series_points: int = 0
+    attribution: bool = False
 
     def config(self) -> dict[str, Any]:
         """The case as a config that `phasewise run` takes."""
@@ -75,7 +77,11 @@ class Case:
             "policy": self.policy,
             "kv": {} if self.num_blocks is None else {"num_blocks": self.num_blocks},
             "step_time": STEP_TIMES[self.step_time],
-            "record": {"steps": False, "series_points": self.series_points},
+            "record": {
+                "steps": False,
+                "series_points": self.series_points,
+                "attribution": "always" if self.attribution else False,
+            },
             "fast_forward": self.fast_forward,
         }
 
@@ -177,7 +183,11 @@ def measure(case: Case) -> Timing:
 
 
 def in_a_process(*arguments: str) -> Process:
-    """Run this Python with arguments, alone, and account for it."""
+    """Run this Python with arguments, alone, and account for it.
+
+    Compiled modules are kept, as for any user, whatever the environment here says.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
     child = subprocess.Popen(
         [sys.executable, *arguments],
@@ -185,6 +195,7 @@ def in_a_process(*arguments: str) -> Process:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=environment,
     )
     assert child.stdout is not None
     with child.stdout as pipe:

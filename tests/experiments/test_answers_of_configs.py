@@ -73,6 +73,22 @@ def zero_is_cheap_and_slow(m: Metrics) -> bool:
     )
 
 
+def roles_make_up_for_the_split(m: Metrics) -> bool:
+    met = {label: x["slo_attainment"] for label, x in m.items()}
+    late = {label: x["ttft_s"]["mean"] for label, x in m.items()}
+    gaps = {label: x["itl_s"]["p99"] for label, x in m.items()}
+    return (
+        max(met["1:3"], met["3:1"]) < 0.2
+        and met["2:2"] > 0.95
+        and met["from 3:1"] >= met["from 1:3"] > 0.9
+        and all(late[f"from {x}"] < late[x] / 10 for x in ("1:3", "3:1"))
+        and late["2:2"] < late["from 1:3"]  # until the long answers of a decode replica have ended
+        and gaps["colocated"] > 3 * gaps["from 1:3"]
+        and all(met[x] < met[f"mixed {x}"] < met[f"from {x}"] for x in ("1:3", "3:1"))
+        and late["mixed 1:3"] < late["from 1:3"]
+    )
+
+
 def two_h100_are_cheapest(m: Metrics) -> bool:
     meets = {label: x for label, x in m.items() if x["slo_attainment"] >= 0.95}
     cheapest = min(meets, key=lambda label: float(meets[label]["cost_usd"]))
@@ -196,6 +212,7 @@ def faster_links_wait_less(m: Metrics) -> bool:
         ("early_rejection", prediction_meets_more, "Yes: judged by the predicted decode load"),
         ("mooncake", fetching_prefixes_pays, "Fetching prefixes brings the mean TTFT to"),
         ("offloading", loading_pays, "It pays: the mean TTFT falls"),
+        ("role_switching", roles_make_up_for_the_split, "Yes: with one prefill replica"),
         ("autoscale", zero_is_cheap_and_slow, "Autoscaling between one and four replicas costs"),
         ("failures", failures_cost, "Without a failure 100.0% of the requests meet their targets"),
         ("prefix_caching", caching_pays, "vLLM's cache finds"),

@@ -157,5 +157,67 @@ def test_a_class_that_is_no_switcher_is_refused() -> None:
 
 
 def test_one_pool_has_no_roles() -> None:
-    with pytest.raises(ConfigError, match="role_switching"):
+    with pytest.raises(ConfigError, match=r"pools\.role_switching: there is a colocated pool"):
         run(pools={"colocated": {"replicas": 2}, "role_switching": {"switcher": PRESSURE}})
+
+
+# --- a mixed pool
+
+
+def mixed(said: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    given = {"max_prompt_tokens": 8192} if said is None else said
+    return {**pools(), "role_switching": None, "mixed_pool": given, **more}
+
+
+def test_replicas_run_whole_requests_where_a_queue_is_long() -> None:
+    got, fixed = run(pools=mixed()), run(pools=mixed(mixed_pool=None))
+    said = got.summary["mixed_pool"]
+    assert said["routed"] == 150
+    assert said["whole"]["decode"] > 10
+    assert said["whole"]["prefill"] == 0
+    whole = got.requests["replica"] == got.requests["decode_replica"]
+    assert int(whole.sum()) == said["whole"]["decode"]
+    assert any(f"decode replicas ran {said['whole']['decode']} whole" in x for x in got.notes)
+    late, later = (x.summary["overall"]["ttft_s"]["mean"] for x in (got, fixed))
+    assert late < later
+    assert "mixed_pool" not in fixed.summary
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"pools": {"colocated": {}, "mixed_pool": {"max_prompt_tokens": 1}}},
+            "pools.mixed_pool: there is a colocated pool; give one or the other",
+        ),
+        (
+            {"pools": mixed(local_prefill={"max_uncached_tokens": 1})},
+            "pools.local_prefill: beside mixed_pool: leave out one of them",
+        ),
+        (
+            {"pools": {**pools(), "mixed_pool": {"max_prompt_tokens": 1}}},
+            "pools.role_switching: beside mixed_pool: leave out one of them",
+        ),
+        (
+            {"pools": mixed(prefill={"replicas": 1, "policy": "static"})},
+            "pools.prefill.policy.name: static: forms batches of requests of one phase",
+        ),
+        (
+            {
+                "pools": mixed(
+                    transfer={"bandwidth_bytes_per_s": 50e9, "recompute_last_token": True}
+                )
+            },
+            "pools.transfer.recompute_last_token: prefill replicas emit nothing to clients then",
+        ),
+        ({"pools": mixed({"max_prompt_tokens": 0})}, "pools.mixed_pool.max_prompt_tokens"),
+        (
+            {"pools": mixed({"max_prompt_tokens": 1, "max_kv_share": 2})},
+            "pools.mixed_pool.max_kv_share",
+        ),
+    ],
+)
+def test_a_mixed_pool_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run(**changes)
+    assert message in str(refused.value)

@@ -104,6 +104,8 @@ def _pools(draw: random.Random) -> dict[str, Any]:
         {"recompute_last_token": True},
         {"blocks_decode": True, "max_waiting_share": 0.05},
         {"message_bytes": 65536, "per_message_s": 1e-5},
+        {"hold_timeout_s": 0.05, "on_hold_timeout": "fail"},
+        {"hold_timeout_s": 0.02},
     ]
     for option in draw.sample(options, draw.choice([0, 1, 1, 2])):
         transfer.update(option)
@@ -141,6 +143,7 @@ def _events(draw: random.Random, drawn: dict[str, Any], two: bool) -> None:
     kinds = [
         [{"what": "fail"}, {"what": "restore"}],
         [{"what": "add"}, {"what": "drain"}],
+        [{"what": "role"}, {"what": "fail"}],
         [{"what": "slow", "factor": 2}, {"what": "normal"}],
         [{"what": "degrade", "factor": 0.2}, {"what": "mend"}],
     ]
@@ -188,6 +191,23 @@ def _local_prefill(draw: random.Random, drawn: dict[str, Any], two: bool) -> Non
         drawn["pools"]["local_prefill"] = {"max_uncached_tokens": 400, "max_queue": 3}
 
 
+def _roles(draw: random.Random, drawn: dict[str, Any], two: bool) -> None:
+    if not two:
+        return
+    switcher = {"name": "pressure", "ttft_s": draw.choice([0.05, 0.3]), "tpot_s": 0.02}
+    drawn["pools"]["role_switching"] = {
+        "switcher": switcher,
+        "interval_s": 0.2,
+        "cool_down_s": draw.choice([0, 1]),
+    }
+
+
+def _mixed_pool(draw: random.Random, drawn: dict[str, Any], two: bool) -> None:
+    if two:
+        share = draw.choice([0.4, 0.9])
+        drawn["pools"]["mixed_pool"] = {"max_prompt_tokens": 800, "max_kv_share": share}
+
+
 def _pipeline(draw: random.Random, drawn: dict[str, Any], two: bool) -> None:
     drawn["pipeline_parallel"] = 2
     drawn["chunked_pipeline"] = draw.random() < 0.5
@@ -219,6 +239,8 @@ FEATURES = [
     _migration,
     _prefix_fetch,
     _local_prefill,
+    _roles,
+    _mixed_pool,
     _pipeline,
     _admission,
     _cancel,

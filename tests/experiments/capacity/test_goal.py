@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from experiments.capacity.goal import read_goal
+from experiments.cli import app
 from experiments.quantity import Sample, read_quantity
 from experiments.statistics.intervals import Interval, Refusal
 from sim.errors import ConfigError
@@ -64,3 +68,32 @@ def test_requests_never_served_are_infinitely_late() -> None:
     # One percentile lower, the 2 % that were lost do not matter.
     lower = read_quantity("ttft_s.p90", "goal")
     assert isinstance(lower.interval([Sample(v, math.nan) for v in some_lost]), Interval)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--attainment", "0.9", "--goal", "ttft_s.p99 < 1"], "--attainment 0.9: not with --goal"),
+        (["--attainment", "0"], "expected a share above 0"),
+        (["--best", "policy.batch_size", "--values", "64..8"], "expected the smaller first"),
+        (["--lowest", "device"], "is 'h100-sxm'; expected a key of whole numbers"),
+        (["--goal", "cost_usd < 1"], "has no prices; give the config cost"),
+        (["--goal", "energy_kWh < 1"], "has no power; give the config cost"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_runs(
+    options: list[str], said: str, tmp_path: Path
+) -> None:
+    config = {
+        "workload": {"preset": "azure-conv-2023", "requests": 300, "max_tokens": 1024},
+        "model": "llama-3.1-8b",
+        "policy": {"name": "static", "batch_size": 4},
+        "slo": {"ttft_s": 1},
+    }
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(config))
+    out = tmp_path / "out"
+    asked = ["capacity", str(tmp_path / "one.yaml"), "--out", str(out), *options]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not out.exists()

@@ -126,3 +126,37 @@ def test_noise_near_the_edge_is_met_by_repeats_and_far_from_it_by_single_runs() 
     assert search.runs[hard] >= 3
     assert all(runs == 1 for value, runs in search.runs.items() if not 50 < value < 100)
     assert len(counting.asked) == len(set(counting.asked))
+
+
+def test_noise_that_first_runs_hide_does_not_make_the_bracket_creep() -> None:
+    """One run meets nothing above 40, all five meet up to 100: every end is turned over."""
+
+    def rule(value: float, runs: int) -> Judged:
+        return Judged(value <= (40 if runs < 5 else 100), clear=False)
+
+    counting = Counting(rule)
+    search = counting.drive(Search(RATES, 1.0))
+
+    easy, hard = search.bracket()
+    assert easy is not None
+    assert hard is not None
+    assert easy <= 100 < hard <= easy * 1.02
+    assert len(search.runs) < 35
+    assert search.used < 150
+
+
+def test_a_goal_that_no_easier_value_comes_nearer_to_is_given_up_soon() -> None:
+    def rule(value: float, runs: int) -> Judged:
+        return Judged(False, True, (max(0.2, value / 100),))
+
+    search = Counting(rule).drive(Search(RATES, 50.0))
+
+    assert search.flat
+    assert len(search.runs) == 6  # 50, 25, and four at the floor of 0.2
+
+
+def test_requests_never_served_are_no_reason_to_give_up() -> None:
+    def rule(value: float, runs: int) -> Judged:
+        return Judged(value <= 0.01, True, (math.inf if value > 0.01 else 1.0,))
+
+    assert Counting(rule).drive(Search(RATES, 50.0)).bracket()[0] is not None

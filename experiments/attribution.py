@@ -1,0 +1,209 @@
+"""Where the time of a run's requests went: that of the median and of the P99 request, and a word.
+
+The median and the P99 request are the finished requests of those nearest ranks by E2E or TTFT (of
+equal ones, the earliest in the trace): one request each, so that their phases add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments.advice import ADVICE
+from sim.attribution import E2E_COLUMNS, PHASES, TTFT_COLUMNS
+from sim.errors import ConfigError, nearest
+from sim.metrics import NS_PER_S, Ints, Requests
+from sim.records import FINISHED
+from sim.slo import NO_CLASS, request_classes, select
+
+MOST_REQUESTS = 200_000
+"""Requests of a variant above which time is attributed only where a config asks for it."""
+NOT_ATTRIBUTED = (
+    f"Where the time of requests went is not recorded for more than {MOST_REQUESTS:,} requests, as "
+    "the run takes up to a half longer with it; record.attribution: always records it all the same."
+)
+WHOLES = ("e2e", "ttft")
+"""What is taken apart: prefixes of the columns."""
+_COLUMNS = frozenset((*E2E_COLUMNS, *TTFT_COLUMNS))
+RANKS = {"median": 0.5, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The time of one request, by phase.
+
+    Attributes:
+        index: Of the request, in the trace.
+        whole: ``e2e`` or ``ttft``.
+        ns: Of each phase that has any, in the order of `PHASES`; below 0 where other decodes or
+            prefills in a step made it shorter.
+    """
+
+    index: int
+    whole: str
+    ns: Mapping[str, int]
+
+    @property
+    def total_ns(self) -> int:
+        """Its E2E or TTFT."""
+        return sum(self.ns.values())
+
+    @property
+    def dominant(self) -> str:
+        """The phase that took longest."""
+        return max(self.ns, key=lambda name: self.ns[name], default="other")
+
+    def resources(self) -> dict[str, int]:
+        """Time by what it hung on, most first, ns."""
+        sums: dict[str, int] = {}
+        for name, ns in self.ns.items():
+            resource = ADVICE[name].resource
+            sums[resource] = sums.get(resource, 0) + ns
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def values(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "request": self.index,
+            "total_ns": self.total_ns,
+            "phases_ns": dict(self.ns),
+            "dominant": self.dominant,
+            "resource": next(iter(self.resources()), None),
+            "resources_ns": self.resources(),
+        }
+
+
+def is_attributed(requests: Requests) -> bool:
+    """Whether a table says where time went."""
+    return "e2e_prefill_ns" in requests
+
+
+def without_phases(requests: Requests) -> dict[str, Any]:
+    """A table without the columns that say so."""
+    return {name: column for name, column in requests.items() if name not in _COLUMNS}
+
+
+def split_of(requests: Requests, row: int, whole: str = "e2e") -> Split:
+    """The time of the request in one row of a table."""
+    ns = {name: int(requests[f"{whole}_{name}_ns"][row]) for name in PHASES}
+    return Split(int(requests["index"][row]), whole, {name: t for name, t in ns.items() if t})
+
+
+def at_rank(requests: Requests, share: float, whole: str = "e2e") -> Split | None:
+    """The finished request of nearest rank by E2E or TTFT; None if none has finished."""
+    finished = select(requests, requests["state"] == FINISHED)
+    if not len(finished["index"]):
+        return None
+    order = np.argsort(_length_ns(finished, whole), kind="stable")
+    rank = max(1, math.ceil(share * len(order)))
+    return split_of(finished, int(order[rank - 1]), whole)
+
+
+def _length_ns(requests: Requests, whole: str) -> Ints:
+    end = "end_ns" if whole == "e2e" else "first_token_ns"
+    length: Ints = requests[end] - requests["arrival_ns"]
+    return length
+
+
+def summarize(measured: Requests) -> dict[str, Any]:
+    """What ``summary.json`` says: by class (all requests: ``overall``), what, and rank.
+
+    Args:
+        measured: The requests of the measurement window.
+
+    Returns:
+        Empty where time is not attributed.
+    """
+    if not is_attributed(measured):
+        return {}
+    blocks = {"overall": _block(measured, "")}
+    names = request_classes(measured)
+    present = [name for name in np.unique(names).tolist() if name != NO_CLASS]
+    if len(present) > 1:
+        blocks |= {name: _block(select(measured, names == name), name) for name in present}
+    return {name: block for name, block in blocks.items() if block}
+
+
+def _block(requests: Requests, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for whole in WHOLES:
+        splits = {rank: at_rank(requests, share, whole) for rank, share in RANKS.items()}
+        found |= {
+            whole: {
+                rank: split.values() | {"sentence": sentence(split, rank, name)}
+                for rank, split in splits.items()
+                if split is not None
+            }
+        }
+    return found if found["e2e"] else {}
+
+
+_RANK_WORDS = {"median": "The median request", "p99": "The P99 request"}
+_WHOLE_WORDS = {"e2e": "E2E", "ttft": "TTFT"}
+
+
+def sentence(split: Split, rank: str = "", request_class: str = "") -> str:
+    """One sentence: the dominant phase, the bottleneck resource, and what usually helps."""
+    who = _RANK_WORDS.get(rank, f"Request {split.index}")
+    if request_class:
+        who += f" of class {request_class}"
+    total = split.total_ns
+    whole = f"{who} ({_WHOLE_WORDS[split.whole]} {seconds(total)})"
+    if not total:
+        return f"{whole} took no time."
+    phase, advice = split.dominant, ADVICE[split.dominant]
+    resource, ns = next(iter(split.resources().items()))
+    return (
+        f"{whole} spent {split.ns[phase] / total:.0%} of that {advice.words}; {ns / total:.0%} of "
+        f"it hangs on {resource}. What usually helps: {advice.help}."
+    )
+
+
+def seconds(ns: int) -> str:
+    """A time for people, three digits."""
+    size = abs(ns)
+    for unit, name in ((NS_PER_S, "s"), (10**6, "ms"), (10**3, "us")):
+        if size >= unit:
+            return f"{ns / unit:.3g} {name}"
+    return f"{ns} ns"
+
+
+# --- single requests
+
+
+def worst(requests: Requests, what: str, count: int) -> list[int]:
+    """Rows of the requests with the largest TTFT, gap between tokens or E2E, largest first.
+
+    Raises:
+        ConfigError: `what` is none of ``ttft``, ``itl``, ``e2e``, or `count` is below 1.
+    """
+    if what not in (*WHOLES, "itl"):
+        raise ConfigError(f"worst: {what}{nearest(what, ('ttft', 'itl', 'e2e'))}")
+    if count < 1:
+        raise ConfigError(f"worst: {count} requests: expected at least 1")
+    if what == "itl":
+        length = requests["largest_itl_ns"].astype(np.int64)
+    else:
+        length = _length_ns(requests, what)
+        end = requests["end_ns"] if what == "e2e" else requests["first_token_ns"]
+        length = np.where(end < 0, -1, length)
+    order = np.argsort(-length, kind="stable")
+    return [row for row in order[:count].tolist() if length[row] >= 0]
+
+
+def row_of(requests: Requests, index: int) -> int:
+    """The row of a request by its index in the trace.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    rows = np.flatnonzero(requests["index"] == index)
+    if not len(rows):
+        there: Sequence[int] = requests["index"].tolist()
+        known = f"they have {min(there)} to {max(there)}" if there else "they have none"
+        raise ConfigError(f"request {index}: not in these results; {known}")
+    return int(rows[0])

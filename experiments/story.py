@@ -1,0 +1,155 @@
+"""Where the time of single requests went, as text: a small timeline, and a table of phases."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.advice import ADVICE
+from experiments.attribution import Split, seconds, sentence, split_of
+from sim.attribution import GROUPS
+from sim.metrics import Requests
+from sim.records import STATES
+
+LETTERS: Mapping[str, str] = {
+    "queued": "q",
+    "prefill": "P",
+    "decode": "D",
+    "stalled": "s",
+    "step extra": "x",
+    "memory": "m",
+    "transfer": "t",
+    "lost": "!",
+    "other": "?",
+}
+"""Of each group of phases, what stands for it in a timeline."""
+_INSTANTS: Mapping[str, str] = {
+    "first_scheduled_ns": "first scheduled",
+    "first_token_ns": "first token",
+    "last_token_ns": "last token",
+    "end_ns": "ended",
+}
+WIDTH = 60
+"""Characters of a timeline."""
+
+
+def values_of(requests: Requests, row: int) -> dict[str, Any]:
+    """A request and where its time went, as plain values for JSON, times in ns."""
+    e2e, ttft = split_of(requests, row, "e2e"), split_of(requests, row, "ttft")
+    came = int(requests["first_token_ns"][row]) >= 0
+    facts = {
+        name: int(requests[name][row])
+        for name in ("index", "arrival_ns", "prompt_tokens", "output_tokens", "emitted_tokens")
+    }
+    instants = {
+        name: None if (at := int(requests[name][row])) < 0 else at
+        for name in (*_INSTANTS, "largest_itl_ns")
+    }
+    counts = {
+        name: int(requests[name][row])
+        for name in ("preemptions", "cached_tokens", "rerouted", "migrations")
+    }
+    given = requests.get("request_class")
+    said = {} if given is None or given[row] is None else {"request_class": str(given[row])}
+    return {
+        **facts,
+        **said,
+        "state": STATES[int(requests["state"][row])],
+        **instants,
+        **counts,
+        "e2e": e2e.values() | {"sentence": sentence(e2e)},
+        "ttft": ttft.values() | {"sentence": sentence(ttft)} if came else None,
+        "decode_ns": _after(e2e, ttft) if came else None,
+    }
+
+
+def _after(e2e: Split, ttft: Split) -> dict[str, int]:
+    """What comes after the first token: all gaps between tokens together."""
+    rest = {name: ns - ttft.ns.get(name, 0) for name, ns in e2e.ns.items()}
+    return {name: ns for name, ns in rest.items() if ns}
+
+
+def render(requests: Requests, row: int, label: str) -> str:
+    """A request as text for a terminal."""
+    told = values_of(requests, row)
+    kind = f", class {told['request_class']}" if "request_class" in told else ""
+    lines = [
+        f"request {told['index']} of {label}{kind}: {told['state']}, prompt "
+        f"{told['prompt_tokens']:,} tokens, {told['emitted_tokens']:,} of "
+        f"{told['output_tokens']:,} output tokens",
+        textwrap.indent(textwrap.fill(_instants(told), 96), "  "),
+        "",
+    ]
+    whole = told["e2e"]["phases_ns"]
+    first = told["ttft"]["phases_ns"] if told["ttft"] else whole
+    after = told["decode_ns"] or {}
+    lines += _timeline("to the first token" if told["ttft"] else "to its end", first)
+    lines += _timeline("after it", after) if after else []
+    lines += ["", *_table(whole, first if told["ttft"] else {}, after), ""]
+    return "\n".join([*lines, told["e2e"]["sentence"]])
+
+
+def _instants(told: Mapping[str, Any]) -> str:
+    arrival = told["arrival_ns"]
+    parts = [f"arrived at {seconds(arrival)}"]
+    for name, word in _INSTANTS.items():
+        if told[name] is not None:
+            parts.append(f"{word} after {seconds(told[name] - arrival)}")
+    if told["largest_itl_ns"] is not None:
+        parts.append(f"largest gap between tokens {seconds(told['largest_itl_ns'])}")
+    counts = ("preemptions", "rerouted", "migrations", "cached_tokens")
+    parts += [f"{name.replace('_', ' ')} {told[name]:,}" for name in counts if told[name]]
+    return "; ".join(parts)
+
+
+def _timeline(name: str, ns: Mapping[str, int]) -> list[str]:
+    """A bar of letters: each group of phases in proportion, in the order of the table."""
+    total = sum(ns.values())
+    if total <= 0:
+        return []
+    by_group = {
+        group: max(0, sum(ns.get(phase, 0) for phase in names)) for group, names in GROUPS.items()
+    }
+    whole, bar, done = sum(by_group.values()), "", 0
+    for group, time in by_group.items():
+        done += time
+        bar += LETTERS[group] * (round(done / whole * WIDTH) - len(bar))
+    return [f"  {name:18} {seconds(total):>8} |{bar}|"]
+
+
+def _table(
+    whole: Mapping[str, int], first: Mapping[str, int], after: Mapping[str, int]
+) -> list[str]:
+    total = sum(whole.values())
+    rows = []
+    for group, names in GROUPS.items():
+        for phase in (name for name in names if name in whole or name in first):
+            both = whole.get(phase, 0)
+            times = [seconds(of[phase]) if phase in of else "" for of in (first, after)]
+            share = f"{both / total:.1%}" if total else ""
+            rows.append((f"{LETTERS[group]} {phase}: {ADVICE[phase].words}", *times, share))
+    sums = [seconds(sum(of.values())) for of in (first, after)]
+    rows.append(("together", *sums, seconds(total)))
+    width = max(len(row[0]) for row in rows)
+    rows.insert(0, ("phase", "to 1st token", "after it", "share"))
+    return [f"  {name:{width}} {a:>12} {b:>10} {c:>8}" for name, a, b, c in rows]
+
+
+def render_summary(blocks: Mapping[str, Any], label: str) -> str:
+    """The sentences of a variant: the median and the P99 request, of all and of each class."""
+    lines = [f"{label}: where the time went"]
+    for name, block in blocks.items():
+        if len(blocks) > 1:
+            lines.append(f"  {'all requests' if name == 'overall' else f'class {name}'}")
+        for whole in block.values():
+            for split in whole.values():
+                lines.append(f"  {split['sentence']}")
+                lines.append(f"    {_phases(split['phases_ns'])}")
+    return "\n".join(lines)
+
+
+def _phases(ns: Mapping[str, int], most: int = 5) -> str:
+    """The longest phases on one line."""
+    longest: Sequence[str] = sorted(ns, key=lambda name: -ns[name])[:most]
+    return ", ".join(f"{name} {seconds(ns[name])}" for name in longest)

@@ -1,0 +1,170 @@
+"""What users see of where time went: the summary, the figure, `phasewise explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import phasewise
+from experiments import attribution, bundle
+from experiments.advice import ADVICE
+from experiments.attribution_figure import attribution_drawings, color_of
+from experiments.cli import app
+from experiments.looks import SCREEN, STYLES
+from sim.attribution import E2E_COLUMNS, PHASES
+from sim.errors import ConfigError
+
+CONFIG = """\
+name: where
+workload:
+  mix:
+  - {preset: azure-conv-2023, share: 2, request_class: chat}
+  - {preset: azure-code-2023, share: 1, request_class: code}
+  requests: 60
+  arrivals: {process: poisson, rate_per_s: 12}
+model: llama-3.1-8b
+device: h100-sxm
+compare:
+- {label: v0, policy: vllm-v0}
+- {label: v1, policy: vllm-v1}
+- {label: off, policy: vllm-v1, record: {attribution: false}}
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("where")
+    (folder / "where.yaml").write_text(CONFIG, encoding="utf-8")
+    done = CliRunner().invoke(
+        app, ["run", str(folder / "where.yaml"), "--out", str(folder / "out"), "--jobs", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    return folder / "out"
+
+
+def _explain(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["explain", *arguments])
+
+
+def test_the_file_adds_up_and_the_summary_is_of_requests_in_it(results: Path) -> None:
+    found = bundle.read(results / "v0")
+    table = found.requests
+    e2e = np.sum([table[name] for name in E2E_COLUMNS], axis=0)
+    assert e2e.tolist() == (table["end_ns"] - table["arrival_ns"]).tolist()
+    told = found.summary["attribution"]
+    assert list(told) == ["overall", "chat", "code"]
+    for name, block in told.items():
+        for whole, ranks in block.items():
+            for rank, share in attribution.RANKS.items():
+                split = ranks[rank]
+                assert sum(split["phases_ns"].values()) == split["total_ns"]
+                row = attribution.row_of(table, split["request"])
+                assert attribution.split_of(table, row, whole).values().items() <= split.items()
+                assert name in ("overall", table["request_class"][row])
+                assert split["total_ns"] >= block[whole]["median"]["total_ns"] or share < 0.5
+
+
+def test_ranks_are_those_of_the_sorted_requests() -> None:
+    e2e = [30, 10, 20, 40]
+    table = {name: np.zeros(4, np.int64) for name in E2E_COLUMNS}
+    table["e2e_stall_ns"] = np.array(e2e)
+    table |= {"index": np.arange(4), "arrival_ns": np.zeros(4, np.int64)}
+    table |= {"end_ns": np.array(e2e), "state": np.array([0, 0, 0, 1])}
+    median, last = attribution.at_rank(table, 0.5), attribution.at_rank(table, 0.99)
+    assert median is not None
+    assert last is not None
+    assert (median.index, last.index) == (2, 0)  # the fourth was rejected
+    assert last.dominant == "stall"
+    assert "stalled while steps of others ran" in attribution.sentence(last, "p99")
+
+
+def test_the_sentence_names_phase_resource_and_help() -> None:
+    split = attribution.Split(3, "e2e", {"queue_memory": 600, "preempted": 150, "decode_gpu": 250})
+    said = attribution.sentence(split, "p99", "chat")
+    assert said.startswith("The P99 request of class chat (E2E 1 us) spent 60% of that waiting for")
+    assert "75% of it hangs on KV capacity" in said
+    assert ADVICE["queue_memory"].help in said
+
+
+def test_every_phase_has_advice_and_a_colour_of_its_own() -> None:
+    assert set(ADVICE) == set(PHASES)
+    assert len({color_of(phase) for phase in PHASES if not phase.startswith("queue")}) == 25
+
+
+def test_a_bar_for_each_variant_and_rank_adds_up_to_all_of_it(results: Path) -> None:
+    bundles = [bundle.read(results / name) for name in ("v0", "v1", "off")]
+    drawings = attribution_drawings(bundles)
+    assert [each.key for each in drawings] == ["attribution_e2e", "attribution_ttft"]
+    for drawing in drawings:
+        assert "v0: The P99 request" in drawing.about
+        for style in (SCREEN, *STYLES.values()):
+            fig = drawing.make(style, "log")
+            bars = [trace for trace in fig.data if trace.type == "bar" and trace.xaxis == "x"]
+            sums = np.sum([trace.y for trace in bars], axis=0)
+            assert sums == pytest.approx([100] * 4)
+    assert attribution_drawings([bundles[2]]) == []
+
+
+def test_explain_says_it_in_words_and_as_json(results: Path) -> None:
+    whole = _explain(str(results / "v0"))
+    assert whole.exit_code == 0, whole.output
+    assert "class chat" in whole.output
+    assert "What usually helps" in whole.output
+
+    one = _explain(str(results / "v0"), "7", "--json")
+    (told,) = json.loads(one.output)
+    assert told["index"] == 7
+    assert sum(told["e2e"]["phases_ns"].values()) == told["end_ns"] - told["arrival_ns"]
+    assert sum(told["decode_ns"].values()) == told["last_token_ns"] - told["first_token_ns"]
+
+    text = _explain(str(results / "v0"), "7").output
+    assert "to the first token" in text
+    assert "decode_gpu: decoding as if alone" in text
+    assert all(len(line) <= 110 for line in text.splitlines()[:-1])
+
+
+def test_the_worst_come_first(results: Path) -> None:
+    told = json.loads(_explain(str(results / "v1"), "--worst", "ttft", "3", "--json").output)
+    ttft = [each["first_token_ns"] - each["arrival_ns"] for each in told]
+    table = bundle.read(results / "v1").requests
+    assert ttft == sorted((table["first_token_ns"] - table["arrival_ns"]).tolist())[:-4:-1]
+    gaps = json.loads(_explain(str(results / "v1"), "--worst", "itl", "1", "--json").output)
+    assert gaps[0]["index"] == int(table["index"][table["largest_itl_ns"].argmax()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("v0", "60"), "request 60: not in these results; they have 0 to 59"),
+        (("v0", "--worst", "itf", "1"), "worst: itf; did you mean itl?"),
+        (("v0", "--worst", "itl", "0"), "worst: 0 requests: expected at least 1"),
+        (("v0", "3", "--worst", "itl", "1"), "give one of them"),
+        (("off",), "record.attribution: always"),
+    ],
+)
+def test_what_is_wrong_is_one_line(results: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = _explain(str(results / arguments[0]), *arguments[1:])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_large_runs_leave_it_out_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attribution, "MOST_REQUESTS", 59)
+    (tmp_path / "where.yaml").write_text(CONFIG, encoding="utf-8")
+    for said, kept in (({}, False), ({"record.attribution": "always"}, True)):
+        one = phasewise.run(tmp_path / "where.yaml", **said).bundles[0]
+        assert attribution.is_attributed(one.requests) == kept
+        assert (attribution.NOT_ATTRIBUTED in one.notes) != kept
+
+
+def test_worst_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ConfigError, match="worst: x; choose one of e2e, itl, ttft"):
+        attribution.worst({}, "x", 1)
