@@ -13,7 +13,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 SUB := $(MAKE) --no-print-directory --silent
 
-.PHONY: help demo test slow kernels validate conformance papers bench lint clean
+.PHONY: help demo test slow kernels cluster validate conformance papers bench lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,10 +21,11 @@ help:
 	@echo "make test          run the quick tests"
 	@echo "make slow          run the slow tests (packaging, long random runs)"
 	@echo "make kernels       check the Triton kernels without a GPU (installs torch and triton)"
+	@echo "make cluster       run sweeps on Ray clusters of this machine (installs ray and optuna)"
 	@echo "make validate      hold the simulator against measured servers (needs the shared data)"
 	@echo "make conformance   compare with the reference on N=2000 random workloads"
 	@echo "make papers        redo the figures of serving papers; writes results/papers (some ten minutes)"
-	@echo "make bench         measure requests and iterations per second"
+	@echo "make bench         measure speed against its targets, per policy"
 	@echo "make lint          ruff, its formatter and mypy"
 	@echo "make clean         remove .venv and caches (results stay)"
 
@@ -48,6 +49,11 @@ kernels:
 	@$(SUB) .venv/.installed-kernels
 	@$(PYTEST) --dist load -m "kernels and not gpu" $(TESTFLAGS)
 
+cluster:
+	@echo "make cluster: installs ray and optuna into .venv if need be, then runs sweeps and searches on clusters"
+	@$(SUB) .venv/.installed-cluster
+	@$(BIN)/python -m pytest -m cluster $(TESTFLAGS)
+
 validate:
 	@echo "make validate: simulates what was measured of real servers; writes results/validation (a few minutes)"
 	@$(SUB) .venv/.installed
@@ -64,7 +70,7 @@ papers:
 	@$(BIN)/phasewise papers --jobs $(JOBS) --readme experiments/papers/README.md
 
 bench:
-	@echo "make bench: measures the speed of every policy, some minutes; quicker: make bench BENCH=--quick"
+	@echo "make bench: measures the speed of every policy, an hour; a part of each, minutes: make bench BENCH=--quick"
 	@$(SUB) .venv/.installed-dev
 	@$(BIN)/python -m tests.bench.bench $(BENCH)
 	@$(BIN)/python -m tests.bench.bench_traces
@@ -101,4 +107,9 @@ clean:
 .venv/.installed-kernels: pyproject.toml constraints.txt | .venv/.created
 	@echo "installing phasewise, the development tools, torch and triton (large: see the README for a CPU build)"
 	@$(PIP) --editable ".[dev,kernels]"
+	@touch $@ .venv/.installed .venv/.installed-dev
+
+.venv/.installed-cluster: pyproject.toml constraints.txt | .venv/.created
+	@echo "installing phasewise, the development tools and ray (a few minutes the first time)"
+	@$(PIP) --editable ".[dev,cluster,search]"
 	@touch $@ .venv/.installed .venv/.installed-dev

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from experiments.availability import availability, over_the_limit, too_late
 from experiments.schema import Change, Drawn, Experiment
 from experiments.startup import exact
 from sim.changes import Change as Made
@@ -15,6 +16,7 @@ from sim.cluster import LiveCluster
 from sim.hazards import Failures, Stragglers
 from sim.metrics import NS_PER_S
 from sim.records import CHANGES, SimulationResult
+from sim.request import NEVER
 from sim.slow_down import Degrade, Mend, Node, NodeChange, Normal, Slow, for_a_while
 
 Timed = tuple[int, Callable[[LiveCluster], None]]
@@ -98,20 +100,35 @@ def roles_of_added(experiment: Experiment) -> list[str]:
     return [each.pool or "colocated" for each in in_order if each.what == "add"]
 
 
-def report(result: SimulationResult, summary: dict[str, Any]) -> list[str]:
-    """Add what happened to the cluster to the summary, and say it in a sentence."""
-    changes = listed(result)
+def report(experiment: Experiment, result: SimulationResult, summary: dict[str, Any]) -> list[str]:
+    """Add what happened to the cluster to the summary, and say it in a sentence.
+
+    What comes after the last request has ended is left out: it happens to nobody.
+    """
+    notes = [*too_late(experiment, result), *over_the_limit(experiment, result)]
+    ends = result.requests["end_ns"]
+    over = len(ends) and (ends != NEVER).all()
+    end_ns = int(ends.max()) if over else result.end_ns
+    changes = [each for each in listed(result) if each["at_s"] <= end_ns / NS_PER_S]
     if not changes:
-        return []
+        return notes
     moved = int(result.requests["rerouted"].sum())
     counts = {name: sum(x["change"] == name for x in changes) for name in CHANGES}
-    summary["changes"] = {"events": changes, "counts": counts, "rerouted": moved}
+    share = availability(experiment, result, changes, end_ns)
+    summary["changes"] = {
+        "events": changes,
+        "counts": counts,
+        "rerouted": moved,
+        "availability": share,
+    }
     told = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in counts.items() if n)
     lost = sum(int(x["lost"]) for x in changes)
     paid = " Each counts, and is paid for, while it is there." if counts["added"] else ""
+    up = "" if share is None else f" Replicas were up for {share:.2%} of their time."
     return [
         f"events: replicas {told}; requests were lost by a replica {lost:,} times and routed to "
-        f"another {moved:,} times.{paid}"
+        f"another {moved:,} times.{up}{paid}",
+        *notes,
     ]
 
 

@@ -21,7 +21,8 @@ from experiments.guard import FAILED, guarded
 from experiments.new_cli import new_app
 from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
-from experiments.sweep_cli import sweep
+from experiments.search_cli import search
+from experiments.sweep_cli import sweep, sweep_plot
 from experiments.validate_cli import validate
 from experiments.validation.values import COLUMN_HELP
 from experiments.version import __version__
@@ -43,9 +44,11 @@ app.command()(validate)
 app.command()(capacity)
 app.command()(papers)
 app.command()(sweep)
+app.command(name="sweep-plot")(sweep_plot)
 app.command()(explain)
 app.command()(diff)
 app.command()(export)
+app.command()(search)
 app.add_typer(new_app, name="new")
 
 Config = Annotated[

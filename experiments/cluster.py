@@ -103,7 +103,7 @@ def build(experiment: Experiment, folder: Path, where: Where = plain_where) -> B
             stages = pipeline.parts_of(pool, role, model, where)
             seat = topology.seat(experiment, role, pool, model, stages, where)
             spec = replace(spec, seat=seat)
-        built[role] = _pool(experiment, role, [spec] * pool.replicas, folder, where)
+        built[role] = _pool(experiment, role, [spec] * max(1, pool.replicas), folder, where)
         for note in more:
             said.setdefault(note, []).append(role)
     # What is true of both pools is said once.

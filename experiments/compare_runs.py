@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments import bundle
 from experiments.bundle import Bundle, BundleError
+from experiments.config import slug
 from experiments.explain import shown
 from experiments.outcome import REPEATED
 from experiments.quantity import Quantity
@@ -27,7 +28,7 @@ def read_variant(folder: Path) -> Repeated:
     Raises:
         BundleError: There is none, or there are several.
     """
-    found = [path for path in bundle.find(folder) if bundle.is_finished(path)]
+    found = [path for path in bundle.find(_by_label(folder)) if bundle.is_finished(path)]
     if len(found) != 1:
         names = ", ".join(path.name for path in found)
         raise BundleError(
@@ -38,6 +39,14 @@ def read_variant(folder: Path) -> Repeated:
     label = bundle.read_head(at).label
     folders = [at, *_further(at, label)]
     return Repeated.of(label, [bundle.read(each, with_steps=False) for each in folders])
+
+
+def _by_label(folder: Path) -> Path:
+    """The folder of a variant named by its label, such as ``results/x/A`` for ``results/x/a``."""
+    named = folder.parent / slug(folder.name)
+    if folder.exists() or not bundle.is_finished(named):
+        return folder
+    return named if bundle.read_head(named).label == folder.name else folder
 
 
 def _further(first: Path, label: str) -> list[Path]:

@@ -290,6 +290,46 @@ def write_drawings(
     return write_sections(path, heading, about, sections)
 
 
+def write_drawn(
+    out: Path,
+    heading: str,
+    about: Sequence[str],
+    drawings: Sequence[Drawing],
+    *,
+    style: str = "paper",
+    width_mm: float | None = None,
+    formats: Sequence[str] = FORMATS,
+) -> Plotted:
+    """Such figures alone, in every format: a page, images, and their points as CSV.
+
+    Args:
+        out: Folder, made where there is none.
+        heading: Title of the page.
+        about: Paragraphs before the figures, as plain text.
+        drawings: In order.
+        style: Of the images, a key of `STYLES`.
+        width_mm: Width of the images; None for that of the style.
+        formats: Of `FORMATS`.
+
+    Raises:
+        ConfigError: An option is not one of its choices.
+    """
+    sizes = _style(style, width_mm)
+    _check_choice("format", formats, FORMATS)
+    out.mkdir(parents=True, exist_ok=True)
+    written = [_write_points(out / f"{each.key}.csv", each) for each in drawings]
+    if "html" in formats:
+        written.append(write_drawings(out / "figures.html", heading, about, drawings))
+    wanted = [name for name in IMAGES if name in formats]
+    note = ""
+    if wanted and drawings:
+        images, note = _write_images(
+            {each.key: each.make(sizes, "log") for each in drawings}, out, wanted, None
+        )
+        written += images
+    return Plotted(tuple(written), (note,) if note else ())
+
+
 def write_sections(path: Path, heading: str, about: Sequence[str], sections: Sequence[str]) -> Path:
     """A page that needs nothing else: plotly.js and the font are in it.
 

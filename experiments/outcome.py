@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.capacity.command import Found
+    from experiments.figures import Plotted
     from experiments.tables import Comparison
     from experiments.uncertainty import Repeated
 
@@ -190,10 +191,17 @@ def _show_finished(
     if not as_json:
         if not repeated:
             _print_warnings(bundles)
-        _print(f"results: {out}")
+        _print(f"results: {out}{_folders_said(heads, done)}")
     if formats:
         runs = [each.runs for each in repeated] if repeated else None
         plot(bundles, out, formats=formats, about=answer, runs=runs)
+
+
+def _folders_said(heads: Sequence[Head], folders: Sequence[Path]) -> str:
+    """Where the variants are whose folders have other names than they."""
+    pairs = zip(heads, folders, strict=True)
+    other = [f"{head.label} in {path.name}" for head, path in pairs if head.label != path.name]
+    return f" ({', '.join(other)})" if other else ""
 
 
 _DONE = ("finished", "reused")
@@ -427,7 +435,11 @@ def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **opti
     """Draw all figures and say where they are."""
     from experiments.figures import plot as draw
 
-    plotted = draw(bundles, out, formats=formats, **options)
+    print_plotted(draw(bundles, out, formats=formats, **options))
+
+
+def print_plotted(plotted: Plotted) -> None:
+    """Say where figures are."""
     pages = [path for path in plotted.files if path.suffix != ".csv"]
     for path in pages[:1]:
         more = f" and {len(plotted.files) - 1} more files" if len(plotted.files) > 1 else ""

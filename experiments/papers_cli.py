@@ -33,7 +33,13 @@ def papers(
         bool, typer.Option("--list", help="Print the names and what each figure is.")
     ] = False,
 ) -> None:
-    """Redo the figures of serving papers, and say which of their orderings come out."""
+    """Redo the figures of serving papers, and say which of their orderings come out.
+
+    \b
+    Examples:
+      phasewise papers
+      phasewise papers orca sarathi --out results/papers
+    """
     from experiments.outcome import formats_of
     from experiments.papers import command, page
     from experiments.papers.block import read, shipped

@@ -29,6 +29,11 @@ def of_pool(pool: Pool, role: str, folder: Path, where: Where) -> ScalingSpec | 
         ConfigError: Limits or options that cannot work.
     """
     said = pool.autoscale
+    if said is None and not pool.replicas:
+        raise ConfigError(
+            f"{where('pools', role, 'replicas')}: 0: expected at least 1; a pool begins at 0 only "
+            "with autoscale and min_replicas: 0"
+        )
     if said is None:
         return None
     place = where("pools", role, "autoscale")
@@ -54,6 +59,7 @@ def of_pool(pool: Pool, role: str, folder: Path, where: Where) -> ScalingSpec | 
         round(said.cool_down_down_s * NS_PER_S),
         round(said.provisioning_s * NS_PER_S),
         said.take_back,
+        from_zero=not pool.replicas,
     )
 
 

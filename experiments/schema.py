@@ -321,8 +321,8 @@ def _listed(value: object) -> object:
 class Pool(Strict):
     """Replicas with one role. Each key is also accepted at top level."""
 
-    replicas: Replicas = 1
-    """Model instances in the pool."""
+    replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS), BeforeValidator(_whole)] = 1
+    """Model instances in the pool; 0 only where `autoscale` starts the first one."""
     device: str = "h100-sxm"
     """GPU type (``phasewise list devices``)."""
     tensor_parallel: Count = 1
@@ -495,6 +495,12 @@ class Transfer(Strict):
     room, each of which joins at once."""
     recompute_last_token: bool = False
     """The decode side computes the last prompt token again and emits token 1 (vLLM with NIXL)."""
+    hold_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """A prefill replica keeps KV that nobody fetches for so long only (vLLM's
+    VLLM_NIXL_ABORT_REQUEST_TIMEOUT: 480). Default: for as long as it takes."""
+    on_hold_timeout: Literal["reroute", "fail"] = "reroute"
+    """What becomes of a request whose KV was not fetched in time: it is prefilled again, or fails.
+    """
     decode_first: bool = False
     """The decode replica is chosen on arrival, before the prefill replica (llm-d, Dynamo), not when
     the prefill ends. With `local_prefill` it always is."""

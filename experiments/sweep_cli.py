@@ -56,6 +56,12 @@ def sweep(
 
     Ends with 0 if every run finished, 1 if some failed (their rows say why, the rest is there), 2
     if the config or an option is wrong, 130 after Ctrl-C.
+
+    \b
+    Examples:
+      phasewise sweep sweep_token_budget
+      phasewise sweep mine.yaml --set policy.budget_tokens=128,256,512 --jobs 8
+      phasewise sweep mine.yaml --executor ray --address auto
     """
     from experiments.outcome import formats_of
     from experiments.sweep import report
@@ -75,3 +81,59 @@ def sweep(
     report.print_swept(swept, formats, as_json=json)
     if swept.finished < swept.runs:
         raise typer.Exit(FAILED)
+
+
+@guarded
+def sweep_plot(
+    folder: Annotated[Path, typer.Argument(help="Folder of a sweep; it may still be running.")],
+    over: Annotated[
+        str | None,
+        typer.Option(metavar="KEY,KEY", help="Keys of the heat maps. Default: the first two."),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--value", help="Number of a heat map, such as ttft_s.p99; repeatable."),
+    ] = None,
+    pareto: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC,METRIC", help="Numbers of a Pareto plot; repeatable."),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only the points with this value; repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the figures. Default: FOLDER/figures.")
+    ] = None,
+    style: Annotated[str, typer.Option(help="Of the images: paper or slide.")] = "paper",
+    width_mm: Annotated[float | None, typer.Option(help="Width of the images, mm.")] = None,
+    formats: Annotated[
+        str, typer.Option(help="Comma-separated: html, svg, pdf, png.")
+    ] = "html,svg,pdf,png",
+) -> None:
+    """Draw a sweep from its data set: curves over rate and SLO scale, heat maps, Pareto plots.
+
+    \b
+    Examples:
+      phasewise sweep-plot results/sweep_token_budget-sweep
+    """
+    from experiments.outcome import formats_of, print_plotted
+    from experiments.sweep.plots import plot_sweep
+    from sim.errors import ConfigError
+
+    pairs = [tuple(text.split(",")) for text in pareto or []]
+    for text, pair in zip(pareto or [], pairs, strict=True):
+        if len(pair) != 2:
+            raise ConfigError(f"--pareto {text}: expected two, such as ttft_s.p99,tpot_s.p99")
+    plotted = plot_sweep(
+        folder,
+        out=out,
+        over=over.split(",") if over else (),
+        values=values or [],
+        pairs=[(pair[0].strip(), pair[1].strip()) for pair in pairs],
+        at=at or [],
+        style=style,
+        width_mm=width_mm,
+        formats=formats_of(formats, "--formats"),
+    )
+    print_plotted(plotted)

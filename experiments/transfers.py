@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim import specs
 from sim.errors import ConfigError
@@ -10,7 +10,8 @@ from sim.transfer import StagingSpec, TransferSpec
 
 if TYPE_CHECKING:
     from experiments.cluster import Where
-    from experiments.schema import Staging, Transfer
+    from experiments.schema import Experiment, Staging, Transfer
+    from sim.records import SimulationResult
 
 
 def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> TransferSpec:
@@ -27,6 +28,7 @@ def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> Transfe
     _check_overlap(transfer, where)
     _check_batches(transfer, where)
     _check_share(transfer, where)
+    _check_hold(transfer, where)
     staging = transfer.staging
     return TransferSpec(
         bandwidth_bytes_per_s=transfer.bandwidth_bytes_per_s,
@@ -45,11 +47,34 @@ def spec_of(transfer: Transfer, model: specs.ModelSpec, where: Where) -> Transfe
         batch_wait_s=transfer.batch_wait_s,
         batch_bytes=transfer.batch_bytes,
         staging=None if staging is None else _staging(staging),
+        hold_timeout_s=transfer.hold_timeout_s,
+        on_hold_timeout=transfer.on_hold_timeout,
     )
 
 
 def _staging(staging: Staging) -> StagingSpec:
     return StagingSpec(staging.bytes, staging.bandwidth_bytes_per_s)
+
+
+def _check_hold(transfer: Transfer, where: Where) -> None:
+    hold_s, place = transfer.hold_timeout_s, where("pools", "transfer", "hold_timeout_s")
+    if hold_s is None:
+        if "on_hold_timeout" in transfer.model_fields_set:
+            raise ConfigError(
+                f"{where('pools', 'transfer', 'on_hold_timeout')}: {transfer.on_hold_timeout}: "
+                "says what becomes of a request after hold_timeout_s; set that, or leave it out"
+            )
+        return
+    if transfer.start == "push":
+        raise ConfigError(
+            f"{place}: {hold_s:g}: with start: push KV is sent when its prefill has ended, and "
+            "none is held; try start: pull, or leave it out"
+        )
+    if transfer.staging is not None:
+        raise ConfigError(
+            f"{place}: {hold_s:g}: not modelled with staging, whose memory holds KV for as long as "
+            "it takes; leave one of them out"
+        )
 
 
 def _check_share(transfer: Transfer, where: Where) -> None:
@@ -107,3 +132,17 @@ def _check_batches(transfer: Transfer, where: Where) -> None:
             f"{where('pools', 'transfer', 'staging')}: with start: push the target's blocks are "
             "there before the prefill begins, and nothing waits; try start: pull, or leave it out"
         )
+
+
+def report(experiment: Experiment, result: SimulationResult, summary: dict[str, Any]) -> list[str]:
+    """Add how often KV was not fetched in time to the summary, and say it in a sentence."""
+    pools = experiment.pools
+    if pools.transfer is None or pools.transfer.hold_timeout_s is None:
+        return []
+    ended, transfer = result.hold_timeouts, pools.transfer
+    summary["hold_timeouts"] = ended
+    then = {"reroute": "they were routed again", "fail": "they failed"}[transfer.on_hold_timeout]
+    return [
+        f"hold_timeout_s: KV of {ended:,} requests was not fetched within "
+        f"{transfer.hold_timeout_s:g} s of its prefill" + (f"; {then}." if ended else ".")
+    ]

@@ -25,6 +25,7 @@ from experiments import (
     prefix_fetch,
     roles,
     topology,
+    transfers,
 )
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
@@ -165,8 +166,9 @@ def run_variant(
     notes += _of_preemptions(result)
     if experiment.record.attribution is True and not _attributes(experiment, workload.trace):
         notes.append(attribution.NOT_ATTRIBUTED)
-    notes += changes.report(result, bundle.summary)
+    notes += changes.report(experiment, result, bundle.summary)
     notes += topology.report(result, bundle.summary)
+    notes += transfers.report(experiment, result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
     notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)

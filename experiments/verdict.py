@@ -119,10 +119,11 @@ def _judge_entered(entered: Requests) -> Verdict:
     first, last = int(entered["arrival_ns"].min()), int(entered["arrival_ns"].max())
     trend = fit_trend(entered, first, last)
     if trend is not None and trend.overloaded:
+        there = _present(entered["arrival_ns"], _or_never(entered["end_ns"]), last)
         return Verdict(
             "overloaded",
             f"requests in system grow by {trend.slope_per_s:.3g} a second (99 % sure of "
-            f"{trend.slope_low_per_s:.3g}), to {trend.at_end:.3g} at the last arrival",
+            f"{trend.slope_low_per_s:.3g}), to {there:,} at the last arrival",
         )
     return _judge_queue(entered, first, last)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from sim.pool import PoolSpec
 from sim.queue import ChangingOrder
 
 if TYPE_CHECKING:
-    from experiments.schema import Experiment
+    from experiments.schema import Experiment, Pool
     from experiments.schema import RateLimit as RateLimitConfig
     from sim.request import Trace
 
@@ -31,6 +32,8 @@ def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
     return [
         *_of_snapshots(experiment, pools),
         *_of_restarts(experiment),
+        *_of_changes(experiment),
+        *_of_schedules(experiment),
         *_of_caches(experiment, pools),
         *_of_orders(experiment, pools),
         *_of_limits(experiment),
@@ -47,10 +50,78 @@ def _of_restarts(experiment: Experiment) -> list[str]:
     starts = experiment.failures is not None or any(
         change.what in ("restore", "add") for change in experiment.events
     )
-    starts = starts or any("autoscale" in pool.model_fields_set for pool in said)
+    starts = starts or any(pool.autoscale is not None for pool in said)
     if starts or all(pool.restart == type(pool.restart)() for pool in said):
-        return []
+        return [_of_warm_up(pool) for pool in said if _of_warm_up(pool)][:1]
     return ["restart has no effect: no replica is restored or added during the run."]
+
+
+def _of_warm_up(pool: Pool) -> str:
+    warm = pool.restart.warm_up
+    if not warm.iterations and warm.factor != 1:
+        return f"restart.warm_up.factor {warm.factor:g} has no effect: iterations is 0."
+    if warm.iterations and warm.factor == 1:
+        return f"restart.warm_up.iterations {warm.iterations} has no effect: factor is 1."
+    return ""
+
+
+def _of_changes(experiment: Experiment) -> list[str]:
+    """Changes that change nothing, and what is said of changes that there are not."""
+    notes = list(_of_spells(experiment))
+    fails = experiment.failures is not None
+    fails = fails or any(each.what == "fail" for each in experiment.events)
+    if experiment.on_failure != "reroute" and not fails:
+        notes.append(f"on_failure {experiment.on_failure} has no effect: no replica fails.")
+    whole = experiment.failures is not None and experiment.failures.of == "node"
+    whole = whole or any(each.node is not None for each in experiment.events)
+    if experiment.node_replicas is not None and not whole:
+        notes.append(
+            "node_replicas has no effect: no node fails (events with node, or failures of: node)."
+        )
+    if experiment.stragglers is not None and experiment.stragglers.factor == 1:
+        notes.append("stragglers has no effect: factor is 1.")
+    return notes
+
+
+def _of_spells(experiment: Experiment) -> Iterator[str]:
+    """Of stragglers and slow NICs: factors of 1, and ends of what has not begun."""
+    begins = {"normal": "slow", "mend": "degrade"}
+    until: dict[tuple[str, str | None, int], float] = {}
+    drawn = experiment.stragglers is not None
+    in_order = sorted(enumerate(experiment.events), key=lambda entry: entry[1].at_s)
+    for at, each in in_order:
+        if each.what in begins.values():
+            end = math.inf if each.until_s is None else each.until_s
+            until[each.what, each.pool, each.replica] = end
+            if each.factor == 1:
+                yield f"events[{at}]: {each.what} has no effect: its factor is 1."
+        elif each.what in begins:
+            end = until.pop((begins[each.what], each.pool, each.replica), -1.0)
+            if end <= each.at_s and not (drawn and each.what == "normal"):
+                what = "NIC" if each.what == "mend" else "replica"
+                state = "degraded" if each.what == "mend" else "slow"
+                yield (
+                    f"events[{at}]: {each.what} has no effect: {what} {each.replica} is not "
+                    f"{state} at {each.at_s:g} s."
+                )
+
+
+def _of_schedules(experiment: Experiment) -> Iterator[str]:
+    """Numbers of a schedule that the limits of its pool cut."""
+    for pool in _pools(experiment):
+        scales = pool.autoscale
+        if scales is None or canonical(str(scales.autoscaler["name"])) != "schedule":
+            continue
+        for number in dict.fromkeys(scales.autoscaler.get("replicas", ())):
+            for key, cut in (
+                ("max_replicas", number > scales.max_replicas),
+                ("min_replicas", number < scales.min_replicas),
+            ):
+                if cut:
+                    yield (
+                        f"autoscale: replicas {number} of the schedule are cut to {key} "
+                        f"{getattr(scales, key)}."
+                    )
 
 
 def _of_snapshots(experiment: Experiment, pools: list[PoolSpec]) -> list[str]:

@@ -28,7 +28,7 @@ class Conductor(Router):
     so that while it waits there it counts with the rest only. Decodes that share the steps are not
     foreseen. With exact predictions it is the cache-aware choice of the paper.
 
-    Source: Qin et al., Mooncake (FAST 2025; arXiv 2407.00079), section 6.1, algorithm 1, without
+    Source: Qin et al., Mooncake (arXiv 2407.00079, 6.1, algorithm 1; FAST 2025, 4.1), without
     its choice of the decode replica and its rejections (`decode_router`, `admission`). There the
     queue and fetch waits add up as here; prefill times come from a model fitted offline.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sim.errors import ConfigError
 from sim.migrator import Migrator, Order, ReplicaLoad
@@ -50,8 +50,8 @@ class Llumnix(Migrator):
 
     threshold_blocks: float = 3.0
     defragment: bool = True
-    headroom_blocks: int = 0
-    high_priority_below: int = 0
+    headroom_blocks: int = field(default=0, metadata={"minimum": 0})
+    high_priority_below: int = field(default=0, metadata={"minimum": -(10**9)})
     narrow_only: bool = False
 
     def __post_init__(self) -> None:

@@ -98,8 +98,8 @@ class SLOHeadroom(Autoscaler):
     number; below `low` one fewer; between, and with nothing to judge by, what there is. With no
     request at all, neither running nor waiting, it wants none, and so min_replicas.
 
-    Source: ours, of the form of the SLA planner of NVIDIA Dynamo, which scales by observed TTFT and
-    ITL against their targets, without its regression of profiles.
+    Source: ours, with the targets of the SLA planner of NVIDIA Dynamo, which predicts the load and
+    corrects its profiles by the TTFT and ITL observed; here nothing is predicted or profiled.
 
     Args:
         ttft_s: Target of the TTFT, seconds; None: not looked at.
@@ -111,7 +111,7 @@ class SLOHeadroom(Autoscaler):
 
     ttft_s: float | None = None
     tpot_s: float | None = None
-    quantile: float = field(default=0.95, metadata={"minimum": 0, "maximum": 1})
+    quantile: float = field(default=0.95, metadata={"minimum": 1e-3, "maximum": 1})
     high: float = field(default=0.8, metadata={"minimum": 1e-3})
     low: float = 0.3
 
@@ -161,8 +161,8 @@ class Schedule(Autoscaler):
     Of the entries whose time is over the last one counts; before the first, the last entry of the
     period before, or without a period what there is.
 
-    Source: the cron scaler of KEDA 2.15 and the scheduled actions of AWS Auto Scaling, in seconds
-    from the start of the run instead of a calendar.
+    Source: the cron scaler of KEDA 2.15 and the scheduled actions of Amazon EC2 Auto Scaling, in
+    seconds from the start of the run instead of a calendar.
 
     Args:
         at_s: Seconds, in rising order.

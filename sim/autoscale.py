@@ -28,6 +28,12 @@ before the decode pool. Nothing is looked at any more when nothing else is left 
   then after phase (3) of that instant, whatever the cool-down says, one draining replica is taken
   back (with `take_back`), or one is started. It waits until that is up, and is routed by rule 61.
   The number there is then is a recommendation of this instant, so that a cool-down keeps it.
+- **Beginning at zero** (`from_zero`): the pool's one replica is gone at 0, before anything happens,
+  and is not recorded as a change; the number at the start is 0. The first one that is started has
+  the index 1.
+
+- **The limit** `max_replicas` is on current replicas. Draining ones, and failed ones that are still
+  to be restored, are there besides, and are paid for.
 
 A replica belongs to the pool, and is paid for (`sim.cost`), from when it is started until it is
 gone; it is counted as up, and gets requests, from when it is up.
@@ -144,6 +150,8 @@ class ScalingSpec:
         cool_down_down_ns: Window over which it has to want fewer, 0 for none.
         start_ns: From the order until a replica is up.
         take_back: Draining replicas are taken back before others are started.
+        from_zero: The run begins without replicas; the pool's one says what those are like that are
+            started, and is gone at 0.
     """
 
     autoscaler: Autoscaler
@@ -154,6 +162,7 @@ class ScalingSpec:
     cool_down_down_ns: int = 300_000_000_000
     start_ns: int = 0
     take_back: bool = False
+    from_zero: bool = False
 
     def __post_init__(self) -> None:
         if self.max_replicas < max(1, self.min_replicas):
@@ -161,6 +170,8 @@ class ScalingSpec:
                 f"max_replicas: {self.max_replicas}: expected at least 1, and min_replicas "
                 f"({self.min_replicas})"
             )
+        if self.from_zero and self.min_replicas:
+            raise ConfigError(f"min_replicas: {self.min_replicas}: expected 0 to begin at zero")
         if self.interval_ns < 1:
             raise ConfigError(f"interval_s: {self.interval_ns} ns: expected more than 0")
         if min(self.min_replicas, self.cool_down_up_ns, self.cool_down_down_ns, self.start_ns) < 0:

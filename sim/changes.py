@@ -10,7 +10,8 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
   they end there and then as ``failed``, with the reason ``replica_failed`` (`OnFailure`). KV on its
   way to the replica is called off, and its source hands it over again in (2d).
 - ``restore``: a replica that failed takes requests again, empty, from (2d) on; if it has to load
-  its weights first, once it is ``up`` (`sim.startup`).
+  its weights first, once it is ``up`` (`sim.startup`): ``restored`` is then recorded when the
+  machine is back, and ``up`` when the weights are loaded.
 - ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
   or once it is ``up``.
@@ -135,7 +136,8 @@ class Changes:
         self.slow: dict[Replica, Slow] = {}
         self.degraded: dict[Replica, Degrade] = {}
         self.standstill = Standstill(live)
-        self._lost: list[Lifetime] = []  # their replica has just failed
+        # Whose replica has just failed, or whose KV was not fetched in time: why, and what then.
+        self._lost: list[tuple[Lifetime, str, OnFailure]] = []
         self._coming = False
         self._becomes: dict[Replica, tuple[Pool, ReplicaSpec]] = {}  # who changes role, into what
         self._loading: dict[Replica, Instant] = {}  # who loads weights, and when that is over
@@ -153,10 +155,13 @@ class Changes:
     @property
     def closed(self) -> bool:
         """Whether nothing more comes from outside, so that who is left stays so (78, 84)."""
+        return self.expected and not self.open
+
+    @property
+    def open(self) -> bool:
+        """Whether an arrival, a cancellation or a change is to come."""
         live = self._live
-        if not self.expected or not self.all_arrived or self.to_come:
-            return False
-        return not (live.impatient or live.arriving)
+        return bool(self.to_come or live.impatient or live.arriving or not self.all_arrived)
 
     def may_help(self) -> bool:
         """Whether memory may come back through changes still to come."""
@@ -191,7 +196,8 @@ class Changes:
             self._is_gone(replica)
         for life in lost:
             self._live.note_event(life, LOST, replica)
-        self._lost += lost
+        then = self._live.spec.on_failure
+        self._lost += [(life, REPLICA_FAILED, then) for life in lost]
         self._call_arrivals()
 
     def _lose_all(self, replica: Replica) -> list[Lifetime]:
@@ -326,6 +332,14 @@ class Changes:
         """Whether a replica drains, or has just drained, to change its role."""
         return bool(self._becomes)
 
+    def never_there(self, pool: Pool, replica: Replica) -> None:
+        """A replica of a pool that begins at zero is gone before anything happens."""
+        pool.missing += 1
+        replica.condition = GONE
+        replica.left_ns = now_ns(self._live.env)
+        if self._live.network is not None:
+            self._live.network.leave(replica)
+
     def may_come_back(self, replica: Replica) -> bool:
         """Whether a replica may be taken back."""
         return replica.condition == DRAINING and replica not in self._becomes
@@ -399,12 +413,17 @@ class Changes:
             if not live.place(life, live.request_of(life, at_entry=True)):
                 self.wait(life)
         lost, self._lost = self._lost, []
-        for life in lost:
-            self._route_again(life)
+        for life, reason, then in lost:
+            self._route_again(life, reason, then)
 
-    def _route_again(self, life: Lifetime) -> None:
-        live, reason = self._live, REPLICA_FAILED
-        if live.spec.on_failure == "reroute":
+    def route_again(self, life: Lifetime, reason: str, then: OnFailure) -> None:
+        """What a request had is lost: it is routed anew in phase (3), or fails for this reason."""
+        self._lost.append((life, reason, then))
+        self._call_arrivals()
+
+    def _route_again(self, life: Lifetime, reason: str, then: OnFailure) -> None:
+        live = self._live
+        if then == "reroute":
             request = live.request_of(life, at_entry=True)
             refused = live.refusal(life, request)
             if refused is None:

@@ -21,9 +21,10 @@ The rules, which add to those of a pipeline (55, 85 to 87):
 - Only for policies that cut prompts (`Policy.cuts_prompts`); KV is not pushed chunk by chunk. A
   batch that computes a piece of a prompt is never run ahead: passes lie between its stages.
 
-Source: chunked pipeline parallelism of Qin et al., Mooncake (FAST 2025; arXiv 2407.00079), section
-5.1: a group of nodes prefills chunks of one prompt at the same time, each node its own layers. vLLM
-V1 counts tokens as computed when they are scheduled too (``vllm/v1/core/sched/scheduler.py``).
+Source: chunked pipeline parallelism of Qin et al., Mooncake (arXiv 2407.00079, section 5.1; FAST
+2025, 3.3): a group of nodes prefills chunks of one prompt at the same time, each node its own
+layers. vLLM V1 counts tokens as computed when they are scheduled too
+(``vllm/v1/core/sched/scheduler.py``).
 With k chunks that take t in each of S stages, a prompt alone takes (k + S - 1) t, not k S t.
 """
 

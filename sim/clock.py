@@ -39,6 +39,7 @@ class Phase(IntEnum):
     COPY_END = (2 << 32) - (1 << 30)
     TRANSFER_END = 2 << 32
     CANCEL = 3 << 32
+    HOLD_END = (4 << 32) - (1 << 30)
     CLUSTER_EVENT = 4 << 32
     MIGRATION = (5 << 32) - 2
     SNAPSHOT = (5 << 32) - 1

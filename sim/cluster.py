@@ -702,7 +702,8 @@ class LiveCluster:
     @property
     def may_return(self) -> bool:
         """Whether a request that has left a replica may come back to it."""
-        return self.changes.expected or self.migrations is not None
+        holds = self.between is not None and self.between.holds is not None
+        return holds or self.changes.expected or self.migrations is not None
 
     def note_event(self, life: Lifetime, code: int, replica: Replica) -> None:
         """A change of a request's state, if these are recorded."""

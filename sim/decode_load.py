@@ -22,8 +22,8 @@ The rules, as the fourth test of `sim.admission` (reason ``decode_load``), with 
 True output lengths play no part. A judgement costs time in proportion to the requests in the
 cluster.
 
-Source: Qin et al., Mooncake (FAST 2025; arXiv 2407.00079), section 7: early rejection by the decode
-load at arrival (7.2), the swings that it causes since a request loads the decode pool only after
+Source: Qin et al., Mooncake (arXiv 2407.00079), section 7: early rejection by the decode load
+at arrival (7.2), the swings that it causes since a request loads the decode pool only after
 its prefill (7.3), and prediction at the level of the system with one decode time t_d for all (7.4).
 There the load is the ratio of the mean time between tokens to its target.
 """

@@ -245,6 +245,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         migrations=columns(recorder.migrations, MIGRATION_COLUMNS),
         fetches=columns(recorder.fetches, FETCH_COLUMNS),
         fetches_without_room=0 if live.fetches is None else live.fetches.without_room,
+        hold_timeouts=_hold_timeouts(live),
         links=() if live.network is None else live.network.uses(end_ns),
         decisions=recorder.decisions,
         logs=logs,
@@ -252,6 +253,11 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     )
     result.migrations["resumed_ns"] = _resumed(result)
     return result
+
+
+def _hold_timeouts(live: LiveCluster) -> int:
+    holds = None if live.between is None else live.between.holds
+    return 0 if holds is None else holds.ended
 
 
 def _resumed(result: SimulationResult) -> Ints:

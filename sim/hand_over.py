@@ -13,8 +13,9 @@ from sim.attribution import QUEUE_NO_REPLICA, TRANSFER, TRANSFER_QUEUE
 from sim.batches import Batches
 from sim.carrier import Carrier, Nics
 from sim.clock import Instant, Phase, now_ns
+from sim.holds import HOLD_TIMEOUT, Holds
 from sim.local_prefill import InLine, head_comes_first
-from sim.records import HANDED_OVER, LOADED, TRANSFER_STARTED, Ahead, Lifetime
+from sim.records import HANDED_OVER, HOLD_ENDED, LOADED, TRANSFER_STARTED, Ahead, Lifetime
 from sim.replica import Replica
 from sim.request import Request
 from sim.staging import Staging
@@ -47,10 +48,11 @@ class HandOver:
         self._again: list[Pull] = []  # their decode replica has just failed
         self.transfers: dict[int, Transfer] = {}
         self._called = False
-        self._sent = 0
+        self._sent = self._prefilled = 0
         self.streams = None if spec.overlap == "none" else Streams(self)
         self._batches = None if spec.batch_wait_s is None else Batches(self)
         self.staging = None if spec.staging is None else Staging(self)
+        self.holds = None if spec.hold_ns is None else Holds(live.env, spec.hold_ns)
         self._nics = Nics(live.env, spec) if spec.shares_links and live.network is None else None
         self.carrier: Carrier | None = live.network or self._nics
         local = live.spec.local_prefill is not None
@@ -127,8 +129,11 @@ class HandOver:
         if self.streams is not None and self.streams.ended(replica, request, life):
             return
         self.call()
-        pull = self.pull_of(life, replica, request, now_ns(self.env))
+        self._prefilled += 1
+        pull = self.pull_of(life, replica, request, now_ns(self.env), self._prefilled)
         self.waiting.append(pull)
+        if self.holds is not None:
+            self._hold(self.holds, pull)
         if self.staging is not None:
             self.staging.prefilled(pull)
 
@@ -138,11 +143,35 @@ class HandOver:
             again = request.prompt_tokens if self.spec.recompute_last_token else 0
             life.account.lose(again, TRANSFER_QUEUE, now_ns(self.env))
 
-    def pull_of(self, life: Lifetime, source: Replica, held: Request, prefilled_ns: int) -> Pull:
+    def _hold(self, holds: Holds, pull: Pull) -> None:
+        """The source keeps the KV for so long only (H1)."""
+        over = partial(self._not_fetched, holds, pull.source, pull.held, pull.life)
+        holds.begin(pull, over)
+
+    def _not_fetched(self, holds: Holds, source: Replica, held: Request, life: Lifetime) -> None:
+        """The source does not keep the KV any longer, and the request is nowhere (H3, H4)."""
+        holds.end(life.arrival.index, life.delivered, goes_on=self._goes_on)
+        self._call_off(life)
+        source.free_held(held)
+        source.notify()
+        life.lose(held.computed_then, now_ns(self.env))
+        self._live.note_event(life, HOLD_ENDED, source)
+        self._live.changes.route_again(life, HOLD_TIMEOUT, self.spec.on_hold_timeout)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether anybody decodes or is sent for, or anything is to come from outside."""
+        live = self._live
+        decoding = any(x.ticks for replica in live.replicas for x in replica.in_flight)
+        return decoding or bool(self.transfers) or live.changes.open
+
+    def pull_of(
+        self, life: Lifetime, source: Replica, held: Request, prefilled_ns: int, rank: int
+    ) -> Pull:
         """A request, whose KV its source keeps, as a decode replica will see it."""
         ahead = life.ahead
         later = self._live.request_of(life, at_entry=False) if ahead is None else ahead.request
-        return Pull(later, life, source, held, prefilled_ns)
+        return Pull(later, life, source, held, prefilled_ns, rank)
 
     def call(self) -> None:
         """There will be a phase (2d) in this instant."""
@@ -238,10 +267,13 @@ class HandOver:
     def in_motion(self) -> bool:
         """Whether KV is on its way or is copied, or a request is about to be handed over."""
         copying = self.staging is not None and self.staging.copying > 0
-        return copying or bool(self.transfers or self.waiting)
+        held = self.holds is not None and self.holds.pending
+        return copying or held or bool(self.transfers or self.waiting)
 
     def any_sent_whole(self) -> bool:
         """Whether any KV leaves its source whose prefill is over: there will be room."""
+        if self.holds is not None and self.holds.pending:
+            return True
         if self.staging is not None and self.staging.copying:
             return True
         return any(transfer.prefilled_ns is not None for transfer in self.transfers.values())
@@ -261,6 +293,8 @@ class HandOver:
     def _send(self, pull: Pull, target: Replica, found_tokens: int) -> None:
         """Send for the KV, but that of the leading blocks in which the target found its tokens."""
         source = pull.source
+        if self.holds is not None:
+            self.holds.stop(pull.held)
         block_tokens = source.kv.block_tokens
         blocks = source.kv.blocks_for(pull.held.prompt_tokens) - found_tokens // block_tokens
         size = blocks * block_tokens * source.spec.kv_bytes_per_token
@@ -268,6 +302,7 @@ class HandOver:
         transfer = Transfer(
             pull.life, pull.request, source, pull.held, target, size, now, pull.prefilled_ns
         )
+        transfer.rank = pull.rank
         self.transfers[pull.request.index] = transfer
         if self.staging is None or not self.staging.delays(transfer):
             self.dispatch(transfer)
@@ -380,7 +415,8 @@ class HandOver:
         """All that decides what happens next between the pools, counted from now (rule 84)."""
         pulls = tuple(tuple(p.request.index for p in queue) for queue in self.pulls.values())
         stranded = tuple(pull.request.index for pull in self.stranded)
-        return pulls, stranded, tuple(map(self._standing_of, self.transfers.values()))
+        held = None if self.holds is None else self.holds.standing()
+        return pulls, stranded, held, tuple(map(self._standing_of, self.transfers.values()))
 
     def _standing_of(self, transfer: Transfer) -> Hashable:
         now, end = now_ns(self.env), transfer.end
@@ -417,6 +453,8 @@ class HandOver:
         if pull is None:
             return False
         pulls.remove(pull)
+        if self.holds is not None:
+            self.holds.stop(pull.held)
         if self.staging is None or not self.staging.given_up(pull):
             pull.source.free_held(pull.held)
             pull.source.notify()
@@ -471,7 +509,14 @@ class HandOver:
         life.goes_to(TRANSFER_QUEUE, now_ns(self.env))
         life.decode_replica = -1
         assert before.prefilled_ns is not None
-        again = self.pull_of(life, before.source, before.held, before.prefilled_ns)
+        source, held = before.source, before.held
+        again = self.pull_of(life, source, held, before.prefilled_ns, before.rank)
+        holds = self.holds
+        if holds is not None and isinstance(before, Transfer):
+            if holds.is_over(again.prefilled_ns):
+                self._not_fetched(holds, source, held, life)
+                return
+            self._hold(holds, again)
         self._again.append(again)
         self.call()
 
@@ -486,6 +531,8 @@ class HandOver:
         """
         kept = []
         for held, life in kept_there.items():
+            if self.holds is not None:
+                self.holds.stop(held)
             self._call_off(life)
             self.left_early(life)
             if not life.ended:

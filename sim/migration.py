@@ -49,8 +49,10 @@ paper is silent:
     the target at the front of the queue, as if it had been preempted there (rules 9, 10, 34).
 
 Not modelled, and refused: static batches and ``sglang`` (rows and tree are tied to a replica),
-pipelines (a request may be in a batch under way in each stage), and ``start: push``. Llumnix moves
-waiting requests too; ours only running ones.
+pipelines (a request may be in a batch under way in each stage), and ``start: push``. A request that
+waits never moves. So it is in the paper, where it makes others move away, as virtual usage (4.4),
+and in the repository (``llumlet/local_migration_scheduler.py``), whose policies LCFS, SRF and LRF
+choose among running requests that decode; EWF, which takes the first that waits, is left out here.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ The rules, in the form of those of the prefix cache (40 to 48):
 
 So a prefix that many ask for is soon cached on several replicas.
 
-Source: Qin et al., Mooncake (FAST 2025; arXiv 2407.00079), sections 6.1 (algorithm 1) and 6.2 (hot
+Source: Qin et al., Mooncake (arXiv 2407.00079, 6.1 with algorithm 1, and 6.2; FAST 2025, 4: hot
 blocks are replicated by such fetches). Differences: the blocks lie in GPU memory here and in the
 hosts' there, and a host or disk tier is not modelled with it; there a request is admitted with its
 blocks, here it queues for its prefill once they are there.

@@ -42,11 +42,12 @@ EVENTS = (
     "migrating",
     "stopped",
     "stayed",
+    "hold_ended",
 )
 QUEUED, ADMITTED, PREFILLED, PREEMPTED, HANDED_OVER, TRANSFER_STARTED, LOADED, ENDED, LOST = range(
     9
 )
-MIGRATING, STOPPED, STAYED = range(9, 12)
+MIGRATING, STOPPED, STAYED, HOLD_ENDED = range(9, 13)
 
 REQUEST_COLUMNS = (
     "index",
@@ -170,7 +171,7 @@ class Lifetime:
         return self.replica if self.decode_replica < 0 else self.decode_replica
 
     def lose(self, computed_tokens: int, now_ns: int) -> None:
-        """Its replica has failed: it is nowhere, and what was computed has to be again."""
+        """Its KV is lost: it is nowhere, and what was computed has to be again."""
         if self.account is not None:
             self.account.lose(computed_tokens, QUEUE_NO_REPLICA, now_ns)
         self.request = self.where = None
@@ -567,6 +568,7 @@ class SimulationResult:
             those of `OUTCOMES`.
         fetches: Columns `FETCH_COLUMNS`, prefixes copied between caches.
         fetches_without_room: Those that were not made, as blocks were short.
+        hold_timeouts: Requests whose KV was not fetched in time (`sim.holds`).
         links: What each link of a topology has carried.
         decisions: Every decision, if recorded.
         logs: Ends of the ticks of each decode group, ns (one of each replica; with several stages,
@@ -587,6 +589,7 @@ class SimulationResult:
     migrations: dict[str, Ints] = field(default_factory=dict)
     fetches: dict[str, Ints] = field(default_factory=dict)
     fetches_without_room: int = 0
+    hold_timeouts: int = 0
     links: tuple[LinkUse, ...] = ()
     pools: dict[str, Ints] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)

@@ -81,9 +81,12 @@ class Scaler:
         self._live, self._pool, self._spec = live, pool, spec
         self._autoscaler = copy.deepcopy(spec.autoscaler)
         self._watch = Watch(live, pool, keeps_ended=self._autoscaler.sees_latencies)
-        self._cool_down = CoolDown(spec, len(pool.replicas))
+        self._cool_down = CoolDown(spec, 0 if spec.from_zero else len(pool.replicas))
         self._like = pool.replicas[0].spec
         self._asked = False
+        if spec.from_zero:
+            for replica in pool.replicas:
+                live.changes.never_there(pool, replica)
         self._arm()
 
     def _arm(self) -> None:

@@ -15,8 +15,9 @@ and computes again.
   long, its pace, its timer and what its cache holds in which order; who waits for a replica, or
   between the pools; what is left of each transfer. Instants are counted from now. Counters of what
   was done are no part of it.
-- Steps at whose end a token comes lead to no earlier state. So fast-forward goes on with them, and
-  only iterations without any decode are made one by one from the first such instant on.
+- Steps at whose end a token comes lead to no earlier state (nor do those at whose end a prefill is
+  complete, unless its KV may be given up again: `sim.holds`). So fast-forward goes on with steps in
+  which somebody decodes; all others are made one by one from the first such instant on.
 - *Not compared* are radix caches (``sglang``), orders that change as time
   passes (``mlfq``, ``vtc``) and step times that depend on the iteration (noise). There, and if no
   state has returned after `MOST_STATES` instants (replicas that repeat themselves with unequal
@@ -64,7 +65,9 @@ class Standstill:
             return False
         if not self._begun():
             return False  # this very instant goes on
-        if any(x.brings_on for replica in live.replicas for x in replica.in_flight):
+        held = live.between is not None and live.between.holds is not None
+        flights = (flight for replica in live.replicas for flight in replica.in_flight)
+        if any(flight.ticks if held else flight.brings_on for flight in flights):
             return False
         if not self._comparable:
             return False

@@ -15,6 +15,9 @@ from sim.request import Request
 
 Overlap = Literal["none", "layerwise", "chunked"]
 
+OnHoldTimeout = Literal["reroute", "fail"]
+"""What becomes of a request whose KV was not fetched in time."""
+
 
 @dataclass(frozen=True)
 class StagingSpec:
@@ -42,8 +45,8 @@ class TransferSpec:
     waiting phase, in queue order, where ours join at the start of a pass (rule 33); there as here a
     pull that does not fit blocks later ones, and one already loading does not. DistServe is
     `blocks_decode` with `max_waiting_share` and policy ``distserve``; it also polls every 3 ms when
-    idle. splitwise-sim's overlapped variants use ten times the bandwidth. Of vLLM's timeout nothing
-    is modelled: a source holds its blocks for as long as it takes.
+    idle. splitwise-sim's overlapped variants use ten times the bandwidth.
+    Without `hold_timeout_s` a source holds its blocks for as long as it takes.
 
     Attributes:
         bandwidth_bytes_per_s: Bytes per second that each transfer has to itself; where links are
@@ -82,6 +85,9 @@ class TransferSpec:
             those of one instant); None: each goes by itself. See `sim.batches`.
         batch_bytes: A batch of so much does not wait any more; None: it always does.
         staging: Memory at the source in which KV waits; None: it waits on the GPU.
+        hold_timeout_s: For how long a prefill replica keeps KV that nobody fetches (`sim.holds`);
+            None: for as long as it takes.
+        on_hold_timeout: What becomes of the request then.
     """
 
     bandwidth_bytes_per_s: float | None
@@ -100,6 +106,8 @@ class TransferSpec:
     batch_wait_s: float | None = None
     batch_bytes: int | None = None
     staging: StagingSpec | None = None
+    hold_timeout_s: float | None = None
+    on_hold_timeout: OnHoldTimeout = "reroute"
 
     def __post_init__(self) -> None:
         if self.staging is not None and self.push:
@@ -119,6 +127,7 @@ class TransferSpec:
             )
         self._check_share()
         self._check_overlap()
+        self._check_hold()
 
     def _check_overlap(self) -> None:
         if self.overlap == "none":
@@ -140,6 +149,23 @@ class TransferSpec:
             )
         if self.overlap == "layerwise" and self.layers < 1:
             raise ConfigError(f"transfer.layers: {self.layers}: layerwise needs at least 1")
+
+    def _check_hold(self) -> None:
+        hold_s = self.hold_timeout_s
+        if hold_s is None:
+            return
+        if hold_s <= 0:
+            raise ConfigError(f"transfer.hold_timeout_s: {hold_s:g}: expected more than 0")
+        if self.push:
+            raise ConfigError(
+                f"transfer.hold_timeout_s: {hold_s:g}: with start: push KV is sent when its "
+                "prefill has ended, and none is held; try start: pull, or leave it out"
+            )
+        if self.staging is not None:
+            raise ConfigError(
+                f"transfer.hold_timeout_s: {hold_s:g}: not modelled with staging, whose memory "
+                "holds KV for as long as it takes; leave one of them out"
+            )
 
     def _check_share(self) -> None:
         share = self.max_waiting_share
@@ -175,6 +201,11 @@ class TransferSpec:
         return round((self.batch_wait_s or 0.0) * 1e9)
 
     @property
+    def hold_ns(self) -> int | None:
+        """For how long KV is held that nobody fetches, rounded half to even, at least 1 ns."""
+        return None if self.hold_timeout_s is None else max(1, round(self.hold_timeout_s * 1e9))
+
+    @property
     def latency_ns(self) -> int:
         """The latency alone, as shared links count it: rounded half to even (rule 65)."""
         return round(self.latency_s * 1e9)
@@ -190,6 +221,7 @@ class Pull:
         source: Prefill replica, which holds the blocks of `held`.
         held: As the prefill replica saw it.
         prefilled_ns: When its prefill had ended.
+        rank: In the order in which prefills ended.
     """
 
     request: Request
@@ -197,6 +229,7 @@ class Pull:
     source: Replica
     held: Request
     prefilled_ns: int
+    rank: int
 
 
 @dataclass
@@ -216,6 +249,7 @@ class Transfer:
         order: Rank in order of start.
         withheld: Share of its bytes that is yet to be computed; None once all may be sent.
         due_ns: Where it has its link to itself, the earliest end by what was released.
+        rank: As of `Pull`.
     """
 
     life: Lifetime
@@ -230,6 +264,7 @@ class Transfer:
     order: int = 0
     withheld: Fraction | None = None
     due_ns: int = 0
+    rank: int = 0
 
     def move_end(self, delay_ns: int) -> None:
         """Let it end `delay_ns` from now instead; only where it has its link to itself."""

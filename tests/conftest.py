@@ -1,6 +1,7 @@
 """Fixtures for what a machine may lack, and the account of what was skipped for want of it.
 
-`PHASEWISE_REQUIRE=shared,chromium,kernels` makes skips for want of these failures (CI sets it).
+`PHASEWISE_REQUIRE=shared,chromium,kernels,cluster` makes skips for want of these failures (CI sets
+it).
 `PHASEWISE_SHARED` names the folder of shared data; without it, `shared` beside the checkout.
 """
 
@@ -12,6 +13,7 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import pytest
@@ -52,6 +54,15 @@ def kernels() -> None:
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
             go_without("kernels", f"{name} is not installed (`make kernels` installs it)")
+
+
+@pytest.fixture(scope="session")
+def ray() -> ModuleType:
+    """Ray, for tests that start clusters of their own."""
+    if importlib.util.find_spec("ray") is None:
+        go_without("cluster", "ray is not installed (`make cluster` installs it)")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    return importlib.import_module("ray")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from experiments.capacity.goal import Goal
 from experiments.capacity.judge import Evaluation, evaluate
 from experiments.config import Plan, slug
 from experiments.replications import replicate
-from experiments.run import FailedRunError, Job, job_in, run_jobs
+from experiments.run import FailedRunError, InterruptedRunError, Job, job_in, run_jobs
 from experiments.schema import Experiment
 from experiments.uncertainty import differ
 from experiments.variant import fingerprints
@@ -68,7 +68,14 @@ class Evaluator:
         assert not set(keys) & set(self.done), "a run was asked for twice"
         jobs = self._jobs(wanted)
         reused = [job.state == "reused" for job in jobs]
-        run_jobs(jobs, self.plan, self.processes)
+        try:
+            run_jobs(jobs, self.plan, self.processes)
+        except InterruptedRunError:
+            now = sum(job.state in ("finished", "reused") for job in jobs)
+            raise InterruptedRunError(
+                f"interrupted: {len(self.done) + now} runs are finished and kept in {self.out}; "
+                "the same command goes on from there"
+            ) from None
         for key, job, was_there in zip(keys, jobs, reused, strict=True):
             if job.state == "failed":
                 where = job.folder.relative_to(self.out)

@@ -77,6 +77,10 @@ class Range:
             return min(max(value, int(self.low)), int(self.high))
         return _rounded(self._between(self.low, self.high, share))
 
+    def rounded(self, value: float) -> float:
+        """A number of the range with as many digits as its steps have, inside of its ends."""
+        return min(max(_rounded(value), self.low), self.high)
+
     def _between(self, low: float, high: float, share: float) -> float:
         return low * (high / low) ** share if self.log else low + (high - low) * share
 

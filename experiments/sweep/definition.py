@@ -165,6 +165,29 @@ def split_settings(settings: Sequence[str]) -> tuple[list[str], list[tuple[str, 
     return fixed, axes
 
 
+def split_over(texts: Sequence[str]) -> dict[str, Axis]:
+    """``--over`` texts: a key and its values with commas, or a range to choose from.
+
+    Raises:
+        ConfigError: One cannot be read, or has one value only.
+    """
+    axes: dict[str, Axis] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        where = f"--over {text}"
+        if not equals:
+            raise ConfigError(f"{where}: expected KEY=VALUES, such as replicas=1,2,4")
+        read = strict_yaml.parse(f"[{values}]", where)
+        ranged = len(read) == 1 and isinstance(read[0], dict)
+        axis = read_axis(read[0] if ranged else read, where, drawn=True)
+        if isinstance(axis, Listed) and len(axis.values) < 2:
+            raise ConfigError(f"{where}: one value does not vary; give it with --set")
+        if key.strip() in axes:
+            raise ConfigError(f"{where}: {key.strip()} is given twice")
+        axes[key.strip()] = axis
+    return axes
+
+
 def _grid(given: object, more: Sequence[tuple[str, Axis]], where: str) -> Part | None:
     axes: dict[str, Axis] = {}
     if given is not None:
@@ -174,7 +197,7 @@ def _grid(given: object, more: Sequence[tuple[str, Axis]], where: str) -> Part |
             axes[key] = read_axis(values, f"{where}.{key}", drawn=False)
     axes |= dict(more)
     for key in axes:
-        _check_key(key, where)
+        check_key(key, where)
     if not axes:
         return None
     count = math.prod(len(axis.steps()) for axis in axes.values())
@@ -190,7 +213,7 @@ def _list(given: object, where: str) -> tuple[Setting, ...]:
         if not isinstance(entry, Mapping) or not entry:
             raise ConfigError(f"{where}[{position}]: {shown(entry)}: expected keys with values")
         for key in entry:
-            _check_key(key, f"{where}[{position}]")
+            check_key(key, f"{where}[{position}]")
     return tuple(dict(entry) for entry in given)
 
 
@@ -208,7 +231,7 @@ def _drawn(method: str, given: object, where: str, notes: list[str]) -> Part:
         raise ConfigError(f"{where}.over: {shown(over)}: expected keys with lists or ranges")
     axes = {key: read_axis(each, f"{where}.over.{key}", drawn=True) for key, each in over.items()}
     for key in axes:
-        _check_key(key, f"{where}.over")
+        check_key(key, f"{where}.over")
     if method == "sobol" and not is_even(points):
         notes.append(
             f"{where}.points: {points} is no power of 2, with which the points are spread best."
@@ -235,7 +258,12 @@ def _check_count(count: int, where: str) -> None:
         raise ConfigError(f"{where}: {count:,} points; expected at most {MOST_POINTS:,}")
 
 
-def _check_key(key: str, where: str) -> None:
+def check_key(key: str, where: str) -> None:
+    """Refuse what is no dotted key, or a key of the whole file.
+
+    Raises:
+        ConfigError: One line.
+    """
     if key.partition(".")[0] in _OF_THE_FILE:
         raise ConfigError(f"{where}.{key}: belongs to the whole file; it cannot be swept")
     if not _KEY.fullmatch(key):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -28,6 +29,7 @@ RETRIES = 5
 A run that kills its worker, for want of memory say, must not go on for ever."""
 _STORE_BYTES = 80 * 2**20
 """Object store of a cluster of our own: rows are a few KB (Ray takes no less than 75 MiB)."""
+_CONNECT_S = 10.0
 _AHEAD = 2
 """Runs handed to Ray per CPU: enough that no node waits for the driver."""
 
@@ -63,6 +65,8 @@ class RayCluster:
                 ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
+        if self.address is not None:
+            _check_reachable(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would ask, and then report
         common: dict[str, Any] = {
             "log_to_driver": False,
@@ -109,6 +113,23 @@ class RayCluster:
         """Runs to have on their way; nodes may have come or gone since the last time."""
         cpus = int(ray.cluster_resources().get("CPU", 0))
         return self.jobs or max(1, _AHEAD * cpus)
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address where nobody listens now: Ray itself tries for many minutes.
+
+    Raises:
+        ConfigError: One line.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # a word, such as auto, which Ray looks up
+    try:
+        with socket.create_connection((host, int(port)), timeout=_CONNECT_S):
+            return
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--address {address}: no Ray cluster there: {reason}") from None
 
 
 def _python_path() -> str:

@@ -104,6 +104,11 @@ def print_swept(swept: Swept, formats: Sequence[str], *, as_json: bool) -> None:
         for error, count in errors.items():
             print(f"- failed ({count} runs): {error}")
         print(f"results: {swept.folder}")
+    if formats and swept.finished:
+        from experiments.outcome import print_plotted
+        from experiments.sweep.plots import plot_sweep
+
+        print_plotted(plot_sweep(swept.folder, formats=formats))
 
 
 def errors_of(folder: Path) -> dict[str, int]:

@@ -75,7 +75,11 @@ class Case:
             "policy": self.policy,
             "kv": {} if self.num_blocks is None else {"num_blocks": self.num_blocks},
             "step_time": STEP_TIMES[self.step_time],
-            "record": {"steps": False, "series_points": self.series_points},
+            "record": {
+                "steps": False,
+                "attribution": False,
+                "series_points": self.series_points,
+            },
             "fast_forward": self.fast_forward,
         }
 
@@ -177,7 +181,11 @@ def measure(case: Case) -> Timing:
 
 
 def in_a_process(*arguments: str) -> Process:
-    """Run this Python with arguments, alone, and account for it."""
+    """Run this Python with arguments, alone, and account for it.
+
+    Compiled modules are kept, as for any user, whatever the environment here says.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
     child = subprocess.Popen(
         [sys.executable, *arguments],
@@ -185,6 +193,7 @@ def in_a_process(*arguments: str) -> Process:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=environment,
     )
     assert child.stdout is not None
     with child.stdout as pipe:

@@ -100,3 +100,17 @@ def test_of_runs_that_served_nobody_it_says_so(folder: Path, tmp_path: Path) -> 
     assert "whole: no request was served" in text
     assert "too few requests" not in text
     assert "MSER" not in text
+
+
+def test_a_variant_is_found_by_its_label_too(tmp_path: Path) -> None:
+    short = {**CONFIG["workload"], "requests": 30}
+    named = [{"label": "A", "policy": "orca"}, {"label": "B", "policy": "sarathi"}]
+    config = {**CONFIG, "workload": short, "compare": named}
+    (tmp_path / "ab.yaml").write_text(yaml.safe_dump(config))
+    options = ("--out", str(tmp_path / "out"), "--jobs", "1", "--figures", "none")
+
+    done = phasewise("run", str(tmp_path / "ab.yaml"), *options)
+    result = phasewise("compare", str(tmp_path / "out" / "A"), str(tmp_path / "out" / "B"))
+
+    assert " ".join(done.stdout.split()).endswith("out (A in a, B in b)")
+    assert result.exit_code == 0, result.output

@@ -81,3 +81,27 @@ def test_events_that_an_autoscaler_would_undo_are_refused() -> None:
     events = [{"at_s": 3, "what": "drain", "replica": 0}]
     with pytest.raises(ConfigError, match=r"events\[0\].what: drain: the pool has autoscale"):
         run(autoscale=SCALE, events=events)
+
+
+def test_a_cold_start_from_no_replica() -> None:
+    config = {
+        "workload": {"preset": "azure-conv-2023", "requests": 20, "max_tokens": 1024},
+        "model": "llama-3.1-8b",
+        "policy": "vllm-v1",
+        "replicas": 0,
+        "step_time": {"model": "linear", "base_s": 0.002},
+    }
+    with pytest.raises(ConfigError, match="replicas: 0: expected at least 1"):
+        load(config)
+    scales = {
+        "autoscaler": {"name": "queue-length"},
+        "min_replicas": 0,
+        "provisioning_s": 40,
+    }
+    plan = load({**config, "autoscale": scales})
+    made = run_variant(plan.variants[0], plan.folder)
+
+    first = int(made.requests["arrival_ns"].min())
+    assert made.requests["first_scheduled_ns"].min() == first + 40 * 10**9
+    assert made.pools["up"][0] == 0
+    assert made.summary["requests"]["finished"] == 20

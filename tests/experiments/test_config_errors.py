@@ -327,6 +327,25 @@ MISUSES = [
         "prefill begins, and nothing waits; try start: pull, or leave it out",
     ),
     (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, start: push, hold_timeout_s: 480}}",
+        "c.yaml: pools.transfer.hold_timeout_s: 480: with start: push KV is sent when its prefill "
+        "has ended, and none is held; try start: pull, or leave it out",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, hold_timeout_s: 480, "
+        "staging: {bytes: 1e9, bandwidth_bytes_per_s: 1e9}}}",
+        "c.yaml: pools.transfer.hold_timeout_s: 480: not modelled with staging, whose memory holds "
+        "KV for as long as it takes; leave one of them out",
+    ),
+    (
+        BASE + "pools: {prefill: {replicas: 1}, decode: {replicas: 1}, transfer: "
+        "{bandwidth_bytes_per_s: 1e9, on_hold_timeout: fail}}",
+        "c.yaml: pools.transfer.on_hold_timeout: fail: says what becomes of a request after "
+        "hold_timeout_s; set that, or leave it out",
+    ),
+    (
         BASE + "nic_bytes_per_s: 1e9",
         "c.yaml: nic_bytes_per_s: 1e+09: counts where transfers share links only; leave it out",
     ),

@@ -234,3 +234,20 @@ def test_it_refuses_an_unknown_key(schema: dict[str, Any]) -> None:
     assert not accepts(schema, {**config, "devise": "h100-sxm"}, schema)
     assert not accepts(schema, {**config, "compare": [{"label": "a", "polcy": "orca"}]}, schema)
     assert accepts(schema, {**config, "policy.budget_tokens": 3}, schema)
+
+
+def test_the_default_of_every_option_lies_within_its_bounds() -> None:
+    from experiments import options
+    from experiments.json_schema import _REGISTRY
+
+    outside = []
+    for registry in _REGISTRY.values():
+        for name, cls in registry.items():
+            for each in options.fields(cls):
+                default = each.default
+                if isinstance(default, bool) or not isinstance(default, int | float):
+                    continue
+                low, high = options.bounds(each.metadata, whole=isinstance(default, int))
+                if not low <= default <= high:
+                    outside.append((name, each.name, default))
+    assert outside == []

@@ -77,3 +77,12 @@ def test_small_messages_and_batches_take_their_time(summary: Summary) -> None:
     got = summary(message_bytes=65536, per_message_s=2e-5, batch_wait_s=0.5)["transfers"]
     assert got["wait_s"]["mean"] == pytest.approx(0.5)
     assert got["exposed_s"]["mean"] == pytest.approx(size / 65536 * 2e-5, rel=1e-6)
+
+
+def test_kv_that_is_not_fetched_in_time_is_counted(summary: Summary) -> None:
+    # It is fetched at once, so that even the shortest hold is long enough.
+    got = summary(hold_timeout_s=1e-9)
+    assert got["hold_timeouts"] == 0
+    # A batch waits for company only after its requests are fetched.
+    assert summary(hold_timeout_s=1e-3, batch_wait_s=0.5)["hold_timeouts"] == 0
+    assert "hold_timeouts" not in summary()

@@ -104,6 +104,8 @@ def _pools(draw: random.Random) -> dict[str, Any]:
         {"recompute_last_token": True},
         {"blocks_decode": True, "max_waiting_share": 0.05},
         {"message_bytes": 65536, "per_message_s": 1e-5},
+        {"hold_timeout_s": 0.05, "on_hold_timeout": "fail"},
+        {"hold_timeout_s": 0.02},
     ]
     for option in draw.sample(options, draw.choice([0, 1, 1, 2])):
         transfer.update(option)

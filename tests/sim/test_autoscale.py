@@ -385,3 +385,32 @@ def test_limits_that_cannot_be_are_refused() -> None:
         ScalingSpec(Says((1,)), min_replicas=2, max_replicas=1)
     with pytest.raises(ConfigError, match="interval_s"):
         ScalingSpec(Says((1,)), interval_ns=0)
+
+
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_a_pool_that_begins_at_zero_starts_its_first_replica_for_the_first_request(
+    fast_forward: bool,
+) -> None:
+    # Asked for at 3, up 15 later: the prefill of 5 tokens takes 15, so the token is there at 33.
+    cluster = scaled(colocated("sarathi", replicas=1), scaling(0, from_zero=True))
+    result = run([Arrival(3, 5, 1, 1, 0)], cluster, [], fast_forward=fast_forward)
+
+    assert result.token_times_ns(0).tolist() == [33]
+    first, second = result.replicas
+    assert (first.joined_ns, first.left_ns, first.iterations) == (0, 0, 0)
+    assert (second.joined_ns, second.name) == (3, "replica-1")
+    assert CHANGES[int(result.changes["change"][0])] == "added"
+
+
+def test_both_pools_may_begin_at_zero() -> None:
+    spec = scaling(0, from_zero=True, interval_ns=10_000)
+    cluster = scaled(two_pools("sarathi", counts=(1, 1)), spec, spec)
+    fast, slow = (run(workload(), cluster, [], fast_forward=each) for each in (True, False))
+
+    assert seen_in(fast) == seen_in(slow)
+    assert set(fast.requests["state"].tolist()) == {STATES.index("finished")}
+
+
+def test_a_pool_begins_at_zero_only_if_it_may_be_there() -> None:
+    with pytest.raises(ConfigError, match="expected 0 to begin at zero"):
+        scaling(0, from_zero=True, min_replicas=1)

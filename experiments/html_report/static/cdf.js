@@ -75,7 +75,7 @@ function floorTraces(floors, range, unit) {
   return [unreachable(visible, range), ...lines];
 }
 
-function cdfFigure(of, height = 330, target = null) {
+function cdfFigure(of, node, height = 330, target = null) {
   const drawn = shown().filter((at) => of.curves[at]);
   const floors = of.floors?.curves.filter(({ of: its }) => its.some((at) => !state.hidden.has(at))) ?? [];
   const every = [...drawn.map((at) => of.curves[at]), ...floors];
@@ -93,15 +93,15 @@ function cdfFigure(of, height = 330, target = null) {
       shapes, uirevision: state.logarithmic ? "log" : "linear",
       xaxis: axis(`${of.title} (${of.unit})`, {
         type: state.logarithmic ? "log" : "linear", range,
-        ...(state.logarithmic ? logTicks(range) : { nticks: 7, tickmode: "auto" }),
+        ...(state.logarithmic ? logTicks(range, across(node)) : { nticks: 7, tickmode: "auto" }),
       }),
       yaxis: axis(`Share of ${of.what ?? "requests"}`, { range: [0, 1.02], tickvals: [0, 0.25, 0.5, 0.75, 1], tickformat: ".0%", showgrid: false }),
     }),
   };
 }
 
-function cdfTicks(range) {
-  const ticks = state.logarithmic ? logTicks(range) : {};
+function cdfTicks(range, width) {
+  const ticks = state.logarithmic ? logTicks(range, width) : {};
   return Object.fromEntries(Object.entries(ticks).map(([name, value]) => [`xaxis.${name}`, value]));
 }
 
@@ -132,11 +132,10 @@ function cdfSection(host) {
   host.append(el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Percentiles" }, el("table", { id: "percentiles" })));
   const grid = el("div", { class: "grid" });
   host.append(grid);
-  for (const of of VALUES.cdfs) {
-    const node = el("div", { id: `cdf-${of.key}` });
-    grid.append(el("div", { class: "card" }, el("h3", {}, about(el("span", {}, of.title), of.about)), node, ...notes(floorNotes(of.floors))));
-    chart(node, () => cdfFigure(of), cdfTicks);
-  }
+  const nodes = VALUES.cdfs.map((of) => el("div", { id: `cdf-${of.key}` }));
+  grid.append(...VALUES.cdfs.map((of, at) => el("div", { class: "card" },
+    el("h3", {}, about(el("span", {}, of.title), of.about)), nodes[at], ...notes(floorNotes(of.floors)))));
+  VALUES.cdfs.forEach((of, at) => chart(nodes[at], () => cdfFigure(of, nodes[at]), cdfTicks));
   readPercentile();
 }
 

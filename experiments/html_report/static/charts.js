@@ -44,47 +44,63 @@ function layout(height, more = {}) {
     height, template: "none", autosize: true, showlegend: false, hovermode: "closest",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: css("--stack"), size: 13, color: ink },
-    hoverlabel: { bgcolor: paper, bordercolor: ink, font: { color: ink, size: 13 }, namelength: -1 },
+    hoverlabel: { bgcolor: paper, bordercolor: ink, font: { family: css("--stack"), color: ink, size: 13 }, namelength: -1 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: scheme().muted, activecolor: ink },
     margin: { l: 62, r: 34, t: 30, b: 46 }, uirevision: "kept", dragmode: "zoom", ...more,
   };
 }
 
 const CONFIG = {
-  responsive: true, displaylogo: false,
+  displaylogo: false,
   modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d", "autoScale2d"],
 };
 
 // The node is already on the page. `onZoom(range)` may give changes of the layout for a new x range.
 function chart(node, make, onZoom = null) {
   node.classList.add("chart");
-  const entry = { node, make };
+  const entry = { node, make, onZoom };
   charts.push(entry);
-  const { traces, layout: its } = make();
-  Plotly.newPlot(node, traces, its, CONFIG);
+  draw(entry, Plotly.newPlot);
+  widths.observe(node);
   node.on("plotly_hover", (event) => light(event.points[0].data.meta ?? null));
   node.on("plotly_unhover", () => light(null));
   if (onZoom) node.on("plotly_relayout", (change) => zoomed(node, change, onZoom));
   return entry;
 }
 
+function draw({ node, make, onZoom }, how) {
+  const { traces, layout: its } = make();
+  node.drawnWidth = Math.round(node.clientWidth);
+  const asked = String(its.xaxis.range);
+  how(node, traces, { ...its, width: node.drawnWidth || undefined }, CONFIG);
+  const range = node.layout.xaxis.range;
+  if (onZoom && range && String(range) !== asked) Plotly.relayout(node, onZoom(range, across(node)));
+}
+
 function zoomed(node, change, onZoom) {
   if (!Object.keys(change).some((key) => key.startsWith("xaxis.range") || key.startsWith("xaxis.auto"))) return;
   const range = node.layout.xaxis.range;
-  if (range) Plotly.relayout(node, onZoom(range));
+  if (range) Plotly.relayout(node, onZoom(range, across(node)));
 }
+
+// A chart is as wide as its place, whenever that changes, and its ticks follow.
+const widths = new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) {
+    if (contentRect.width && Math.round(contentRect.width) !== target.drawnWidth) drawAgain(target);
+  }
+});
 
 function drawAgain(node = null) {
   for (const each of charts) {
     if ((node && each.node !== node) || !each.node.isConnected) continue;
-    const { traces, layout: its } = each.make();
-    Plotly.react(each.node, traces, its, CONFIG);
+    draw(each, Plotly.react);
   }
 }
 
 function forget(node) {
   const at = charts.findIndex((each) => each.node === node);
   if (at >= 0) charts.splice(at, 1);
+  widths.unobserve(node);
   Plotly.purge(node);
 }
 
@@ -106,26 +122,48 @@ function light(variant) {
   }
 }
 
-// Ticks of a logarithmic axis, given its range in decades: few enough to stand beside each other.
-function logTicks([low, high]) {
+// Ticks of a logarithmic axis, given its range in decades and its length: those that are closest
+// to each other without touching.
+function logTicks([low, high], width) {
+  const place = (value) => (Math.log10(value) - low) / (high - low) * width;
+  const apart = (values) => values.every((value, at) => at === 0
+    || place(value) - place(values[at - 1]) > 4 * (tick(value).length + tick(values[at - 1]).length) + 10);
+  const within = (value) => place(value) >= -0.5 && place(value) <= width + 0.5;
+  for (const values of tickChoices(low, high)) {
+    const shown = values.filter(within);
+    if (apart(shown)) return { tickmode: "array", tickvals: shown, ticktext: shown.map(tick) };
+  }
+  return { tickmode: "array", tickvals: [], ticktext: [] };
+}
+
+// Ever fewer round values; evenly apart where the range is short.
+function* tickChoices(low, high) {
   const decades = high - low;
-  const within = (value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9;
-  let steps = decades > 5 ? [1] : decades > 2.2 ? [1, 3] : decades > 0.8 ? [1, 2, 5] : null;
-  let values = [];
-  if (steps === null) {
+  if (decades < 0.8) {
     const [least, most] = [10 ** low, 10 ** high];
-    const rough = (most - least) / 5;
-    const unit = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((k) => k * unit).find((each) => each >= rough);
-    for (let k = Math.ceil(least / step); k * step <= most; k += 1) values.push(Number((k * step).toPrecision(10)));
-  } else {
-    const every = Math.max(1, Math.ceil(decades / 10));
+    for (const parts of [6, 4, 2.5, 1.5]) {
+      const step = niceStep((most - least) / parts);
+      const first = Math.ceil(least / step);
+      yield Array.from({ length: Math.floor(most / step) - first + 1 }, (_, k) => Number(((first + k) * step).toPrecision(10)));
+    }
+  }
+  for (const [steps, every] of [[[1, 2, 5], 1], [[1, 3], 1], [[1], 1], [[1], 2], [[1], 3], [[1], 5]]) {
+    const values = [];
     for (let e = Math.floor(low); e <= Math.ceil(high); e += 1) {
       if (e % every === 0) values.push(...steps.map((k) => Number((k * 10 ** e).toPrecision(10))));
     }
+    yield values;
   }
-  values = values.filter(within);
-  return { tickmode: "array", tickvals: values, ticktext: values.map(tick) };
+}
+
+function niceStep(rough) {
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((k) => k * unit).find((step) => step >= rough * 0.999);
+}
+
+// Width of the axes of a chart.
+function across(node, margins = 96) {
+  return Math.max(100, (node.clientWidth || 500) - margins);
 }
 
 function tick(value) {

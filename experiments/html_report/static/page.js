@@ -64,9 +64,9 @@ function printing(now) {
   const root = document.documentElement;
   if (now) state.theme = root.dataset.theme;
   root.dataset.theme = now ? "light" : state.theme;
+  root.classList.toggle("printing", now);
   state.printing = now;
   redrawAll();
-  for (const { node } of charts) Plotly.Plots.resize(node);
 }
 
 function start() {

@@ -45,12 +45,10 @@ function byClass(host) {
   const grid = el("div", { class: "grid" });
   const draw = (metric) => {
     for (const node of grid.querySelectorAll(".chart")) forget(node);
-    grid.replaceChildren();
-    for (const its of metric.classes) {
-      const node = el("div", {});
-      grid.append(el("div", { class: "card" }, el("h3", {}, its.name), node));
-      chart(node, () => cdfFigure({ ...metric, curves: its.curves, floors: null }, 270, its.target), cdfTicks);
-    }
+    const nodes = metric.classes.map(() => el("div", {}));
+    grid.replaceChildren(...metric.classes.map(({ name }, at) => el("div", { class: "card" }, el("h3", {}, name), nodes[at])));
+    metric.classes.forEach((its, at) => chart(nodes[at],
+      () => cdfFigure({ ...metric, curves: its.curves, floors: null }, nodes[at], 270, its.target), cdfTicks));
   };
   host.append(chooser("Metric", VALUES.classes.metrics.map(({ title }) => title), (at) => draw(VALUES.classes.metrics[at])), grid);
   draw(VALUES.classes.metrics[0]);

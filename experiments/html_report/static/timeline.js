@@ -279,11 +279,6 @@ function firstBeyond(values, limit) {
   return low;
 }
 
-function niceStep(rough) {
-  const unit = 10 ** Math.floor(Math.log10(rough));
-  return [1, 2, 5, 10].map((k) => k * unit).find((step) => step >= rough * 0.999);
-}
-
 let timeline = null;
 
 function timelineSection(host) {

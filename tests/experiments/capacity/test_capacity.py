@@ -266,3 +266,24 @@ def test_the_rate_of_sessions_too_few_to_build_up_its_load_is_called_not_sustain
     found = command.highest(config, "queueing_delay_s.mean <= 0.05", options=options)
 
     assert any("is not sustained: all sessions begin within" in note for note in found.table.notes)
+
+
+def test_an_interrupted_search_says_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from experiments import run
+    from experiments.run import InterruptedRunError
+
+    made: list[str] = []
+    simulate = run.run_job
+
+    def interrupted(job: run.Job, *others: Any) -> None:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(job.experiment.label)
+        simulate(job, *others)
+
+    monkeypatch.setattr(run, "run_job", interrupted)
+    options = command.Options(out=tmp_path / "out")
+    with pytest.raises(InterruptedRunError, match="2 runs are finished and kept in"):
+        command.highest(md1(tmp_path, 400), "queueing_delay_s.mean <= 0.02", options=options)
