@@ -24,7 +24,7 @@ help:
 	@echo "make cluster       run sweeps on Ray clusters of this machine (installs ray and optuna)"
 	@echo "make validate      hold the simulator against measured servers (needs the shared data)"
 	@echo "make conformance   compare with the reference on N=2000 random workloads"
-	@echo "make papers        redo the figures of serving papers; writes results/papers (some ten minutes)"
+	@echo "make papers        redo the figures of serving papers; writes results/papers (ten to twenty minutes)"
 	@echo "make bench         measure speed against its targets, per policy"
 	@echo "make lint          ruff, its formatter and mypy"
 	@echo "make clean         remove .venv and caches (results stay)"

@@ -35,7 +35,8 @@ def of_code() -> str:
 def _ours(root: Path) -> Iterator[Path]:
     for package in _PACKAGES:
         for path in sorted((root / package).rglob("*")):
-            shipped = path.parent == root / "experiments" / "configs"
+            folders = (root / "experiments" / "configs", root / "experiments" / "papers")
+            shipped = path.parent in folders and path.suffix == ".yaml"
             if path.suffix in _SUFFIXES and not shipped and "__pycache__" not in path.parts:
                 yield path
 

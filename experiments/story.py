@@ -24,6 +24,12 @@ LETTERS: Mapping[str, str] = {
     "other": "?",
 }
 """Of each group of phases, what stands for it in a timeline."""
+_INSTANTS: Mapping[str, str] = {
+    "first_scheduled_ns": "first scheduled",
+    "first_token_ns": "first token",
+    "last_token_ns": "last token",
+    "end_ns": "ended",
+}
 WIDTH = 60
 """Characters of a timeline."""
 
@@ -38,7 +44,7 @@ def values_of(requests: Requests, row: int) -> dict[str, Any]:
     }
     instants = {
         name: None if (at := int(requests[name][row])) < 0 else at
-        for name in ("first_scheduled_ns", "first_token_ns", "last_token_ns", "end_ns")
+        for name in (*_INSTANTS, "largest_itl_ns")
     }
     counts = {
         name: int(requests[name][row])
@@ -87,15 +93,11 @@ def render(requests: Requests, row: int, label: str) -> str:
 def _instants(told: Mapping[str, Any]) -> str:
     arrival = told["arrival_ns"]
     parts = [f"arrived at {seconds(arrival)}"]
-    words = {
-        "first_scheduled_ns": "first scheduled",
-        "first_token_ns": "first token",
-        "last_token_ns": "last token",
-        "end_ns": "ended",
-    }
-    for name, word in words.items():
+    for name, word in _INSTANTS.items():
         if told[name] is not None:
             parts.append(f"{word} after {seconds(told[name] - arrival)}")
+    if told["largest_itl_ns"] is not None:
+        parts.append(f"largest gap between tokens {seconds(told['largest_itl_ns'])}")
     counts = ("preemptions", "rerouted", "migrations", "cached_tokens")
     parts += [f"{name.replace('_', ' ')} {told[name]:,}" for name in counts if told[name]]
     return "; ".join(parts)

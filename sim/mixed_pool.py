@@ -21,7 +21,9 @@ routed:
   several it is that with the fewest tokens left to prefill (where only memory is full: with the
   smallest share of blocks needed), ties to the prefill pool, then to the lowest index. No router
   takes a turn for it.
-- If there is none, it goes its way as always, among all prefill replicas that are not mixed.
+- If there is none, it goes its way as always, among all prefill replicas that are not mixed. But
+  where one of the pools has no replica at all that takes requests and can run it, it is placed
+  whole on whichever can, long or full: that with the fewest tokens left to prefill, ties as above.
 - A whole request counts with p, m and o as on a colocated replica (rule 29 does not apply), emits
   all its tokens there, and is preempted, cancelled and lost with its replica as there. On a decode
   replica it stands in one line with those handed over, as in `sim.local_prefill`. On a prefill
@@ -132,6 +134,9 @@ class Mixing:
         if not late and not full:
             return None
         target = self._open(whole, live.decode if late else live.entry, late=late)
+        if target is None and not (_able(live.entry, seen) and _able(live.decode, whole)):
+            there = [*_able(live.entry, whole), *_able(live.decode, whole)]
+            target = min(there, key=_tokens_left, default=None)
         if target is not None:
             self._whole.setdefault(target, deque()).append((life, whole))
             live.pool_of(target).aside.add(target)
@@ -154,11 +159,7 @@ class Mixing:
                 self._live.pool_of(replica).aside.remove(replica)
 
     def _pure(self, pool: Pool, request: Request) -> list[Replica]:
-        return [
-            x
-            for x in pool.replicas
-            if x.condition == UP and x not in self._whole and can_run(x, request)
-        ]
+        return [x for x in _able(pool, request) if x not in self._whole]
 
     def _open(self, whole: Request, room: Pool, *, late: bool) -> Replica | None:
         """Where the request can run whole: on a mixed replica, else in the pool with room."""
@@ -180,6 +181,11 @@ class Mixing:
     def _full(self, replica: Replica, tokens: int) -> bool:
         needed = replica.needed_blocks + replica.kv.blocks_for(tokens)
         return needed > self._spec.max_kv_share * replica.total_blocks
+
+
+def _able(pool: Pool, request: Request) -> list[Replica]:
+    """Replicas that take requests and can run this one."""
+    return [x for x in pool.replicas if x.condition == UP and can_run(x, request)]
 
 
 def _is_there(life: Lifetime, request: Request, replica: Replica) -> bool:

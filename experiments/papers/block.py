@@ -66,8 +66,21 @@ class Measure(Strict):
     """The bounds hold for large x: the smallest x down to which they do."""
     goal: Text | None = None
     """Instead: the highest arrival rate that a goal allows, as `phasewise capacity` finds it."""
+    search: bool = False
+    """The bounds are not followed along the x axis, but searched as a `goal` is."""
     per_gpu: bool = False
     """Divided by the GPUs of the variant."""
+    of: list[Text] = Field(default_factory=list)
+    """Labels of the variants that have it. Default: all."""
+
+    def is_of(self, label: str) -> bool:
+        """Whether a variant has it."""
+        return not self.of or label in self.of
+
+    @property
+    def searched(self) -> bool:
+        """Whether a search finds it."""
+        return self.search or self.goal is not None
 
 
 class Number(Strict):
@@ -100,6 +113,8 @@ class Claim(Strict):
     """Labels of variants; each has to be better than the next."""
     more: bool | None = None
     """Whether more of the measure comes first. Default: as the measure is better."""
+    tie: bool = False
+    """The paper says that they hardly differ: by at most a tenth."""
     missing: str = ""
     """Instead: what of it cannot be simulated."""
     if_not: str = ""
@@ -222,7 +237,7 @@ def _check(redone: Redone, source: str) -> None:
         _check_name(number.measure, "measure", [*paper.measures], f"{where}.measure")
         for label in (number.of, number.over):
             if label is not None:
-                _check_name(label, "variant", redone.labels, where)
+                _check_name(label, "variant", _having(redone, number.measure), where)
     for at, claim in enumerate(paper.claims):
         _check_claim(claim, redone, f"{source}: paper.claims[{at}]")
     for name in paper.draw:
@@ -237,7 +252,10 @@ def _check_measure(measure: Measure, redone: Redone, where: str) -> None:
     if sum(bool(kind) for kind in kinds) != 1:
         raise ConfigError(f"{where}: expected one of quantity, bounds (or slowdown), and goal")
     vary = redone.paper.vary
-    if measure.goal is None and vary is None and measure.quantity is None:
+    for label in measure.of:
+        _check_name(label, "variant", redone.labels, f"{where}.of")
+    relative = measure.slowdown is not None
+    if vary is None and (relative or (measure.bounds and not measure.search)):
         raise ConfigError(f"{where}: bounds hold along an x axis: give paper.vary")
     if measure.quantity is not None and vary is not None and measure.at not in vary.values:
         raise ConfigError(f"{where}.at: {measure.at}: expected one of paper.vary.values")
@@ -254,7 +272,12 @@ def _check_claim(claim: Claim, redone: Redone, where: str) -> None:
         raise ConfigError(f"{where}: expected a measure and an order of variants, or missing")
     _check_name(claim.measure, "measure", [*redone.paper.measures], f"{where}.measure")
     for label in claim.order:
-        _check_name(label, "variant", redone.labels, f"{where}.order")
+        _check_name(label, "variant", _having(redone, claim.measure), f"{where}.order")
+
+
+def _having(redone: Redone, measure: str) -> list[str]:
+    """Labels of the variants that have a measure."""
+    return [label for label in redone.labels if redone.paper.measures[measure].is_of(label)]
 
 
 def _check_name(name: str, kind: str, known: list[str], where: str) -> None:

@@ -12,6 +12,9 @@ from experiments.papers.evaluate import Evaluated
 from experiments.papers.values import Value, larger_is_better, number_said, value_of
 from experiments.statistics.pairs import Difference, paired_difference
 
+TIE = 0.1
+"""Values that differ by at most so much hardly differ."""
+
 Outcome = Literal["reproduced", "not separable", "not reproduced", "missing"]
 
 
@@ -56,6 +59,11 @@ def judge(evaluated: Evaluated, claim: Claim) -> Judged:
     if claim.missing or claim.measure is None:
         return Judged(claim, "missing", "")
     values = [value_of(evaluated, claim.measure, label) for label in claim.order]
+    if claim.tie:
+        said = ", ".join(
+            f"{label} {value.said()}" for label, value in zip(claim.order, values, strict=True)
+        )
+        return Judged(claim, _tied([value.estimate for value in values]), said)
     more = larger_is_better(evaluated, claim.measure) if claim.more is None else claim.more
     signs = [
         sign_of(first, second) * (1 if more else -1) for first, second in itertools.pairwise(values)
@@ -64,6 +72,11 @@ def judge(evaluated: Evaluated, claim: Claim) -> Judged:
         f"{label} {value.said()}" for label, value in zip(claim.order, values, strict=True)
     )
     return Judged(claim, _outcome(signs), said)
+
+
+def _tied(estimates: list[float]) -> Outcome:
+    near = max(estimates) <= (1 + TIE) * min(estimates)
+    return "reproduced" if near else "not reproduced"
 
 
 def _outcome(signs: list[int]) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from experiments.capacity.judge import Evaluation
 from experiments.capacity.varied import rate_of
 from experiments.cluster import pools_of
 from experiments.config import Plan, slug
-from experiments.papers.block import Redone, quantities_of, value_of
+from experiments.papers.block import Measure, Redone, quantities_of, value_of
 from experiments.quantity import read_quantity
 from experiments.schema import Experiment
 
@@ -90,18 +90,18 @@ def evaluate(
     Raises:
         PhasewiseError: A run failed; one line.
     """
-    names = _quantities(redone)
     done: list[Evaluation] = []
-    points: Mapping[str, Mapping[float, Point]] = {}
-    if names:
+    points: dict[str, dict[float, Point]] = {}
+    for names, labels in _groups(redone).items():
         evaluator = Evaluator(redone.plan, _sampled(names), out / "points", processes)
-        points = _points(redone, names, evaluator, tell)
+        points |= _points(redone, names, labels, evaluator, tell)
         done += evaluator.done.values()
     edges = {}
     for key, measure in redone.paper.measures.items():
-        if measure.goal is not None:
-            searcher = Evaluator(redone.plan, read_goal(measure.goal), out / "searches", processes)
-            edges[key] = _edges(redone, searcher, tell)
+        if measure.searched:
+            goal = goal_of(measure, points)
+            searcher = Evaluator(redone.plan, goal, out / "searches", processes)
+            edges[key] = _edges(redone, measure, searcher, tell)
             done += searcher.done.values()
     made = [run for run in done if not run.reused]
     return Evaluated(
@@ -120,16 +120,54 @@ def gpus_of(experiment: Experiment) -> int:
     return sum(each.replicas * each.tensor_parallel * each.pipeline_parallel for each in pools)
 
 
-def _quantities(redone: Redone) -> list[str]:
+def _groups(redone: Redone) -> dict[tuple[str, ...], list[str]]:
+    """The quantities that are sampled, to the variants that have just these."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for label in redone.labels:
+        names = tuple(_quantities(redone, label))
+        if names:
+            groups.setdefault(names, []).append(label)
+    return groups
+
+
+def _quantities(redone: Redone, label: str) -> list[str]:
     paper = redone.paper
-    named = [name for measure in paper.measures.values() for name in quantities_of(measure)]
+    named = [
+        name
+        for measure in paper.measures.values()
+        for name in quantities_of(measure)
+        if measure.is_of(label)
+    ]
     drawn = [name for name in paper.draw if name not in paper.measures]
     return list(dict.fromkeys([*named, *drawn]))
 
 
-def _sampled(names: list[str]) -> Goal:
+def _sampled(names: Sequence[str]) -> Goal:
     quantities = [read_quantity(name, "paper") for name in names]
     return Goal(tuple(Term(each, "<=", math.inf) for each in quantities))
+
+
+def goal_of(measure: Measure, points: Mapping[str, Mapping[float, Point]]) -> Goal:
+    """What a search is after: the goal as written, or the bounds, relative ones as numbers.
+
+    Args:
+        measure: With a goal, or with bounds to be searched.
+        points: What ran, by label and x; relative bounds go by the mean at the lowest x.
+    """
+    if measure.goal is not None:
+        return read_goal(measure.goal)
+    bounds = {name: float(bound) for name, bound in measure.bounds.items()}
+    if measure.slowdown is not None:
+        alone = points[measure.slowdown.of]
+        for name, times in measure.slowdown.times.items():
+            runs = alone[min(alone)].values[name]
+            bounds[name] = times * math.fsum(runs) / len(runs)
+    terms = []
+    for name, bound in bounds.items():
+        quantity = read_quantity(name, "paper")
+        relation = ">=" if quantity.metric.better == "higher" else "<="
+        terms.append(Term(quantity, relation, bound))
+    return Goal(tuple(terms))
 
 
 def _plans(redone: Redone) -> dict[float, Plan]:
@@ -147,20 +185,26 @@ def _plans(redone: Redone) -> dict[float, Plan]:
 
 
 def _points(
-    redone: Redone, names: list[str], evaluator: Evaluator, tell: Tell
+    redone: Redone,
+    names: Sequence[str],
+    labels: Sequence[str],
+    evaluator: Evaluator,
+    tell: Tell,
 ) -> dict[str, dict[float, Point]]:
+    """Every variant of some at every x."""
     plans = _plans(redone)
     wanted = [
         Wanted(experiment, _folder(x), replication)
         for x, plan in plans.items()
         for experiment in plan.variants
+        if experiment.label in labels
         for replication in range(experiment.replications)
     ]
     tell(f"{redone.name}: {len(wanted)} runs")
     evaluator.run(wanted)
     return {
         label: {x: _point(names, evaluator.of(label, _folder(x)), evaluator.goal) for x in plans}
-        for label in redone.labels
+        for label in labels
     }
 
 
@@ -168,7 +212,7 @@ def _folder(x: float) -> str:
     return slug(f"x={x:.6g}")
 
 
-def _point(names: list[str], runs: list[Evaluation], goal: Goal) -> Point:
+def _point(names: Sequence[str], runs: list[Evaluation], goal: Goal) -> Point:
     values = {
         name: tuple(term.quantity.value([run.samples[at]]) for run in runs)
         for at, (name, term) in enumerate(zip(names, goal.terms, strict=True))
@@ -176,10 +220,13 @@ def _point(names: list[str], runs: list[Evaluation], goal: Goal) -> Point:
     return Point(values, tuple(run.verdict in ("overloaded", "backlogged") for run in runs))
 
 
-def _edges(redone: Redone, evaluator: Evaluator, tell: Tell) -> dict[str, Bracket]:
+def _edges(
+    redone: Redone, measure: Measure, evaluator: Evaluator, tell: Tell
+) -> dict[str, Bracket]:
     varied = [
         (each.label, rate_of(each, redone.paper.precision, None, redone.plan.source))
         for each in redone.plan.variants
+        if measure.is_of(each.label)
     ]
     found = search_edges(
         varied,

@@ -12,7 +12,7 @@ from experiments.drawing import Drawing
 from experiments.layout import Legend, marker, plain, stroke, title
 from experiments.looks import Look, Style, looks
 from experiments.papers.evaluate import Evaluated
-from experiments.papers.values import bars_of
+from experiments.papers.values import Value, bars_of
 from experiments.quantity import read_quantity
 from sim.metric_definitions import METRICS
 
@@ -128,7 +128,11 @@ def _set_axes(fig: go.Figure, evaluated: Evaluated, name: str, row: int, column:
     scale = "log" if paper.log and not share else "linear"
     fig.update_yaxes(type=scale, showgrid=True, tickformat="~g", row=row, col=column)
     if scale == "log":
-        fig.update_yaxes(dtick=1, row=row, col=column)
+        points = evaluated.points.values()
+        ys = [_mean(point.values[name]) for of in points for point in of.values()]
+        positive = [y for y in ys if 0 < y < math.inf] or [1.0]
+        narrow = max(positive) < 100 * min(positive)
+        fig.update_yaxes(dtick="D2" if narrow else 1, row=row, col=column)
     else:
         top = paper.top.get(name, 1.02 if share else None)
         bounds = {"range": [0, top]} if top is not None else {"rangemode": "tozero"}
@@ -161,44 +165,22 @@ def _bars(evaluated: Evaluated, keys: Sequence[str]) -> Drawing:
 
 
 def _draw_bars(evaluated: Evaluated, keys: Sequence[str], style: Style) -> go.Figure:
-    import plotly.graph_objects as go
-
     paper, labels = evaluated.redone.paper, evaluated.redone.labels
     values = bars_of(evaluated, keys)
     legend = Legend.fit(labels, style)
     columns = 1  # their titles are long
     titles = [paper.measures[key].title for key in keys]
     fig, height = panels.grid(titles, style, columns, panel_px=0.22 * style.width_px)
+    told: set[str] = set()
     for position, key in enumerate(keys):
         row, column = panels.cell(position, columns)
         for at, (label, look) in enumerate(zip(labels, _looks(evaluated), strict=True)):
-            value = values[key][label]
-            if not math.isfinite(value.estimate):
-                continue
-            low, high = (
-                end if math.isfinite(end) else value.estimate for end in (value.low, value.high)
-            )
-            fig.add_trace(
-                go.Bar(
-                    x=[at],
-                    y=[value.estimate],
-                    marker=panels.bar(look, style),
-                    error_y={
-                        "type": "data",
-                        "symmetric": False,
-                        "array": [high - value.estimate],
-                        "arrayminus": [value.estimate - low],
-                        "thickness": max(1.0, style.line_px / 2),
-                        "width": style.font_px / 3,
-                    },
-                    name=legend.texts[at],
-                    legendgroup=label,
-                    showlegend=position == 0,
-                    hovertemplate=f"{plain(label)}<br>%{{y:.4g}}<extra></extra>",
-                ),
-                row,
-                column,
-            )
+            value = values[key].get(label)
+            if value is not None and math.isfinite(value.estimate):
+                bar = _bar(at, value, look, style)
+                bar.update(name=legend.texts[at], legendgroup=label, showlegend=label not in told)
+                fig.add_trace(bar, row, column)
+                told.add(label)
         fig.update_yaxes(tickformat="~g", rangemode="tozero", row=row, col=column)
     panels.finish(fig, style, legend, height)
     fig.update_layout(bargap=0.3)
@@ -207,3 +189,24 @@ def _draw_bars(evaluated: Evaluated, keys: Sequence[str], style: Style) -> go.Fi
     )
     fig.update_yaxes(showgrid=True)
     return fig
+
+
+def _bar(at: int, value: Value, look: Look, style: Style) -> go.Bar:
+    """A value with its range as a whisker; an open end has none."""
+    import plotly.graph_objects as go
+
+    low, high = (end if math.isfinite(end) else value.estimate for end in (value.low, value.high))
+    return go.Bar(
+        x=[at],
+        y=[value.estimate],
+        marker=panels.bar(look, style),
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [high - value.estimate],
+            "arrayminus": [value.estimate - low],
+            "thickness": max(1.0, style.line_px / 2),
+            "width": style.font_px / 3,
+        },
+        hovertemplate="%{fullData.name}<br>%{y:.4g}<extra></extra>",
+    )

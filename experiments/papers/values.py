@@ -67,7 +67,7 @@ def value_of(evaluated: Evaluated, key: str, label: str) -> Value:
 
 
 def _value(evaluated: Evaluated, key: str, measure: Measure, label: str) -> Value:
-    if measure.goal is not None:
+    if measure.searched:
         return _of_edge(evaluated.edges[key][label])
     if measure.quantity is not None:
         at = ALONE if measure.at is None else float(measure.at)
@@ -159,7 +159,11 @@ def _share(name: str, before: float, after: float, bound: float) -> float:
 def bars_of(evaluated: Evaluated, keys: Sequence[str]) -> dict[str, dict[str, Value]]:
     """Measure, then label, to the value."""
     return {
-        key: {label: value_of(evaluated, key, label) for label in evaluated.redone.labels}
+        key: {
+            label: value_of(evaluated, key, label)
+            for label in evaluated.redone.labels
+            if evaluated.redone.paper.measures[key].is_of(label)
+        }
         for key in keys
     }
 

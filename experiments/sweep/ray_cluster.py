@@ -5,13 +5,15 @@ worker or node dies is run again, up to ``max_retries`` times, on whatever node 
 is handed to the driver once. So nothing is lost with a node, and what runs twice gives one row.
 
 Every node needs phasewise in the same version, and the files of the config under the same path.
-Both are checked before a run counts: a node with other code fails the sweep, with one line.
+Both are checked before each run: a node with other code or another trace ends the sweep, with one
+line; a file that a node lacks is the error of its runs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
 import socket
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -19,9 +21,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from experiments import hashes
 from experiments.extras import require
 from experiments.sweep.unit import LOST, Row, Unit, failed_row, run_unit
+from experiments.variant import fingerprints
 from sim.errors import ConfigError, PhasewiseError
 
 RETRIES = 5
@@ -57,14 +59,22 @@ class RayCluster:
         ray = require("ray", "cluster", "the executor ray")
         ours = not ray.is_initialized()
         if ours:
-            self._connect(ray)
+            self.connect(ray)
         try:
             yield from self._rows(ray, units)
         finally:
             if ours:
                 ray.shutdown()
 
-    def _connect(self, ray: Any) -> None:
+    def connect(self, ray: Any) -> None:
+        """Connect this process, for `run` and whoever wants to use the cluster before.
+
+        Args:
+            ray: The module.
+
+        Raises:
+            ConfigError: No cluster is at the address.
+        """
         if self.address is not None:
             _check_reachable(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would ask, and then report
@@ -91,13 +101,12 @@ class RayCluster:
 
     def _rows(self, ray: Any, units: Sequence[Unit]) -> Generator[Row | None, None, None]:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(run_checked)
-        code = hashes.of_code()
         rest = iter(units)
         running: dict[Any, Unit] = {}
         try:
             while True:
                 for unit in islice(rest, max(0, self._most(ray) - len(running))):
-                    running[task.remote(unit, code)] = unit
+                    running[task.remote(unit)] = unit
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
@@ -153,21 +162,25 @@ def _reason(error: Exception) -> str:
     return type(error).__name__
 
 
-def run_checked(unit: Unit, code: str) -> Row:
+def run_checked(unit: Unit) -> Row:
     """Body of a task: make a run, with the same code and files as the driver has.
 
     Args:
         unit: The run.
-        code: Hash of the driver's code.
 
     Raises:
         OtherCodeError: This node has other ones.
     """
-    import platform
-
-    if hashes.of_code() != code:
+    try:
+        here = fingerprints([unit.experiment], unit.folder)[0]
+    except (OSError, PhasewiseError):
+        return run_unit(unit)  # a file that is not there: the row says which
+    node = f"node {platform.node()}"
+    if here.code != unit.prints.code:
         raise OtherCodeError(
-            f"node {platform.node()}: phasewise in {Path(__file__).resolve().parents[2]} is not "
-            "the version that runs this sweep; install the same on all nodes"
+            f"{node}: phasewise in {Path(__file__).resolve().parents[2]}, or a module of the "
+            "config, is not the version that runs this sweep; install the same on all nodes"
         )
+    if here.trace != unit.prints.trace:
+        raise OtherCodeError(f"{node}: a trace of the config is another file than on the driver")
     return run_unit(unit)

@@ -30,7 +30,7 @@ from tests.bench.measure import (
 from tests.bench.targets import Targets, table
 
 POLICIES = ("static", "orca", "vllm-v0", "vllm-v1", "sarathi")
-PARTS = ("targets", "speed", "growth", "process")
+PARTS = ("targets", "speed", "growth", "process", "attribution")
 LOOP_TARGET_PER_S = {"linear": 20_000, "roofline": 12_000}
 REFERENCE_TIMEOUTS_PER_S = 1.4e6
 
@@ -122,6 +122,25 @@ class Report:
         )
         return first or cost
 
+    def attribution(self, rows: int, policies: Iterable[str], step_times: Iterable[str]) -> None:
+        """What it costs to record where time went; by default that is left out of large runs.
+
+        Runs with and without it take turns, and of each the quickest counts.
+        """
+        print("\nattribution of time, event loop, one replica: us a request without and with it")
+        for step_time in step_times:
+            for policy in policies:
+                plain = Case(policy, step_time, rows)
+                loops: dict[bool, list[float]] = {False: [], True: []}
+                for with_it in [False, True] * self.tries:
+                    timing, _ = best(replace(plain, attribution=with_it))
+                    loops[with_it].append(timing.loop_s / timing.requests)
+                off, on = min(loops[False]), min(loops[True])
+                print(
+                    f"{policy:8} {step_time:9} | {1e6 * off:7.1f} {1e6 * on:7.1f} {on / off:5.2f}x",
+                    flush=True,
+                )
+
     def processes(self, policies: Iterable[str]) -> None:
         """The command as a user runs it: CSV to requests table, interpreter start included."""
         limit_s = 2 / self.speed
@@ -168,6 +187,9 @@ def main() -> None:
             report.speeds(0, options.policies, step_times)
         if not (have_trace and options.quick):
             report.speeds(12_000, options.policies, step_times)
+    if "attribution" in options.parts:
+        quick = ("linear",) if options.quick else tuple(STEP_TIMES)
+        report.attribution(0 if have_trace else 12_000, options.policies, quick)
     if "growth" in options.parts and "targets" not in options.parts:  # the table has it too
         sizes = (10_000, 100_000) if options.quick else (10_000, 100_000, 1_000_000)
         report.growth(options.policies, sizes)

@@ -45,6 +45,7 @@ class Case:
         fast_forward: Whether runs of equal decisions are advanced at once.
         num_blocks: KV blocks per replica, or None to compute them.
         series_points: Samples of the series, to find the peak of the blocks in use.
+        attribution: Whether it is recorded where time went.
     """
 
     policy: str
@@ -54,6 +55,7 @@ class Case:
     fast_forward: bool = True
     num_blocks: int | None = None
     series_points: int = 0
+    attribution: bool = False
 
     def config(self) -> dict[str, Any]:
         """The case as a config that `phasewise run` takes."""
@@ -77,8 +79,8 @@ class Case:
             "step_time": STEP_TIMES[self.step_time],
             "record": {
                 "steps": False,
-                "attribution": False,
                 "series_points": self.series_points,
+                "attribution": "always" if self.attribution else False,
             },
             "fast_forward": self.fast_forward,
         }

@@ -109,6 +109,18 @@ def test_a_whole_request_that_is_lost_chooses_anew() -> None:
     assert result.token_times_ns(2).tolist()[:2] == [15, 43]
 
 
+@pytest.mark.parametrize("decode", [False, True])
+def test_one_pool_does_it_all_while_the_other_is_gone(decode: bool) -> None:
+    """A replica needs more than a ninth of its blocks for any request here, and is full."""
+    cluster = mixed(two_pools("orca", counts=(1, 1)), 8, Fraction(1, 9))
+    changes = [(0, Change("drain", 0, decode))]
+    result = both_ways(each(5, 3, 0, 1), cluster, changes)
+    there = 0 if decode else 1
+    assert result.requests["replica"].tolist() == [there, there]
+    # 0-15; 1 is prefilled beside a decode, 15-31; 12; 11.
+    assert [result.token_times_ns(i).tolist() for i in range(2)] == [[15, 31, 43], [31, 43, 54]]
+
+
 @settings(deadline=None, max_examples=80)
 @given(data=st.data())
 def test_whoever_arrives_ends_in_one_state_while_replicas_do_both(data: st.DataObject) -> None:

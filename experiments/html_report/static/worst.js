@@ -115,7 +115,8 @@ function prefillSteps(life) {
 
 function iteration([start, end, n, prefill, decodes]) {
   const what = [prefill && `${count(prefill)} prompt tokens`, decodes && plural(decodes, "decode")].filter(Boolean).join(" and ");
-  return `${n === 0 ? "an iteration that is lost" : n > 1 ? `${count(n)} iterations` : "an iteration"} of ${what || "nothing"}, ${span(end - start)}`;
+  if (n > 1) return `some of ${count(n)} iterations, each of ${what}, ${span((end - start) / n)} each on average`;
+  return `${n === 0 ? "an iteration that is lost" : "an iteration"} of ${what || "nothing"}, ${span(end - start)}`;
 }
 
 function inside(life, stall, steps) {

@@ -5,6 +5,8 @@ Nothing is simulated of Ray: two raylets of this machine, and SIGKILL for one of
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,20 +29,23 @@ pytestmark = pytest.mark.cluster
 STORE_BYTES = 80 * 2**20
 SEEDS = list(range(14))
 SLOW_POLICY = """
-import os, time
+import time
 from pathlib import Path
+import ray
 from policies import POLICIES
 
 class Slow(POLICIES["vllm-v1"]):
-    '''Takes its time, and leaves a file for every run that it begins.'''
+    '''Takes its time, and leaves a file, named by its node, for every run that it begins.'''
 
     begun = False
 
     def schedule(self, state):
         if not self.begun:
             self.begun = True
-            Path(FOLDER, f"{os.getpid()}-{time.time_ns()}").touch()
-            time.sleep(0.8)
+            here = ray.is_initialized()
+            node = ray.get_runtime_context().get_node_id() if here else "none"
+            Path(FOLDER, f"{node}-{time.time_ns()}").touch()
+            time.sleep(1.0)
         return super().schedule(state)
 """
 
@@ -51,12 +56,19 @@ class TwoNodes:
 
     cluster: Any
     second: Any
-    killed: bool = False
 
-    def kill(self) -> None:
-        """SIGKILL for all processes of the second node."""
-        self.cluster.remove_node(self.second, allow_graceful=False)
-        self.killed = True
+    def connect(self, ray: Any) -> RayCluster:
+        """The executor, with a worker started on each node, which takes long on a busy machine."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        executor = RayCluster(self.cluster.address, jobs=None)
+        executor.connect(ray)
+        task = ray.remote(num_cpus=1)(lambda: None)
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        assert len(nodes) == 2
+        where = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        ray.get([task.options(scheduling_strategy=each).remote() for each in where])
+        return executor
 
 
 @pytest.fixture
@@ -74,21 +86,34 @@ def two_nodes(ray: Any) -> Iterator[TwoNodes]:
         cluster.shutdown()
 
 
-@dataclass
-class Killing:
-    """The executor under test; kills a node when some rows have come from both."""
+class Killer(threading.Thread):
+    """Waits until the second node is in the midst of its second run, and kills it."""
 
-    nodes: TwoNodes
+    def __init__(self, nodes: TwoNodes, begun: Path) -> None:
+        super().__init__(daemon=True)
+        self.nodes, self.begun = nodes, begun
+        self.killed = False
+
+    def run(self) -> None:
+        for _ in range(60_000):
+            names = sorted(path.name for path in self.begun.glob(f"{self.nodes.second.node_id}-*"))
+            if len(names) >= 2 and time.time_ns() - int(names[-1].rpartition("-")[2]) < 0.5e9:
+                self.nodes.cluster.remove_node(self.nodes.second, allow_graceful=False)
+                self.killed = True
+                return
+            time.sleep(0.01)
+
+
+@dataclass
+class Listening:
+    """The executor under test, and all that it handed over."""
+
     inner: RayCluster
-    after: int
     rows: list[Row] = field(default_factory=list)
 
     def run(self, units: Sequence[Unit]) -> Generator[Row | None, None, None]:
         for row in self.inner.run(units):
-            if row is not None:
-                self.rows.append(row)
-            if len(self.rows) >= self.after and not self.nodes.killed:
-                self.nodes.kill()
+            self.rows += [row] if row is not None else []
             yield row
 
 
@@ -102,22 +127,24 @@ def slow_config(folder: Path) -> Path:
 
 
 def test_a_node_that_dies_loses_nothing_and_nothing_is_there_twice(
-    two_nodes: TwoNodes, tmp_path: Path
+    ray: Any, two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
     asked = ask(slow_config(tmp_path))
-    address = two_nodes.cluster.address
-    executor = Killing(two_nodes, RayCluster(address, jobs=None), after=4)
+    executor = Listening(two_nodes.connect(ray))
+    killer = Killer(two_nodes, tmp_path / "begun")
+    killer.start()
 
     made = sweep(asked, tmp_path / "ray", executor)
-    begun = len(list((tmp_path / "begun").iterdir()))
+    killer.join(timeout=10)
+    nodes = [path.name.partition("-")[0] for path in (tmp_path / "begun").iterdir()]
+    ray.shutdown()
     local = run(tmp_path / "c.yaml", tmp_path / "local")
 
-    assert two_nodes.killed
+    assert killer.killed
     assert (made.finished, made.failed, made.lost) == (len(SEEDS), 0, 0)
-    assert begun > len(SEEDS), "the node was idle when it was killed"
-    assert len(executor.rows) == len(SEEDS)  # what ran twice was handed over once
-    workers = {row["worker"] for row in executor.rows[:4]}
-    assert len(workers) == 2, "both nodes were at work"
+    assert len(set(nodes)) == 2
+    assert len(nodes) > len(SEEDS)  # a run was begun twice
+    assert len(executor.rows) == len(SEEDS)  # and handed over once
     assert local.finished == len(SEEDS)
     in_order = sorted(rows(tmp_path / "ray"), key=lambda row: row["point"])
     assert in_order == sorted(rows(tmp_path / "local"), key=lambda row: row["point"])
@@ -148,8 +175,8 @@ def test_no_cluster_at_the_address(ray: Any, tmp_path: Path) -> None:
 def test_a_node_with_other_code_ends_the_sweep(
     two_nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ask(config())
     monkeypatch.setattr(hashes, "of_code", lambda: "another version")
+    asked = ask(config())
 
     with pytest.raises(OtherCodeError, match="is not the version that runs this sweep"):
         sweep(asked, tmp_path / "out", RayCluster(two_nodes.cluster.address, jobs=2))
