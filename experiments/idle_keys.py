@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from experiments.names import canonical
-from sim.cluster import Cluster
-from sim.pool import PoolSpec
 
 if TYPE_CHECKING:
-    from experiments.schema import Experiment
+    from experiments.schema import Experiment, Pool
 
 
-def without_effect(experiment: Experiment, cluster: Cluster) -> list[str]:
-    """Keys that change nothing: routers without a choice, spells that never begin, `over_long`.
+def routers(experiments: Sequence[Experiment], source: str) -> list[str]:
+    """A note on routers that in no variant have more than one replica to choose from.
 
     Args:
-        experiment: Resolved and checked. What it says by default is not told.
-        cluster: As built from it.
+        experiments: All variants: one router for all is no surprise where some have one replica.
+        source: What messages call the config.
     """
-    return [*_of_routers(experiment, cluster), *_of_drawn(experiment), *_of_over_long(experiment)]
+    default = canonical(str(experiments[0].__class__.model_fields["router"].default["name"]))
+    said = [each for each in experiments if canonical(str(each.router["name"])) != default]
+    notes = []
+    if said and not any(_may_choose(each, pool) for each in said for pool in _routed(each)):
+        notes.append(
+            f"{source}: router: has no effect: no variant has more than one replica to choose from"
+        )
+    own = [each for each in experiments if each.decode_router is not None]
+    if own and not any(_may_choose(each, each.pools.decode) for each in own):
+        notes.append(
+            f"{source}: decode_router: has no effect: no variant has more than one decode replica"
+        )
+    return notes
 
 
-def _of_routers(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    entry, decode = cluster.entry, cluster.decode
-    own = experiment.decode_router
-    if own is not None and decode is not None and not _may_choose(experiment, decode):
-        yield f"decode_router {own['name']} has no effect: there is one decode replica."
-    default = type(experiment).model_fields["router"].default["name"]
-    name = experiment.router["name"]
-    routed = [entry] if decode is None or own is not None else [entry, decode]
-    if canonical(str(name)) != default and not any(_may_choose(experiment, x) for x in routed):
-        which = "replica" if decode is None else "replica in each pool"
-        which = "prefill replica" if decode is not None and own is not None else which
-        yield f"router {name} has no effect: there is one {which}."
-
-
-def _may_choose(experiment: Experiment, pool: PoolSpec) -> bool:
-    """Whether a pool has, or may come to have, more than one replica."""
+def _routed(experiment: Experiment) -> list[Pool | None]:
+    """The pools that `router` chooses in."""
     pools = experiment.pools
-    if len(pool.replicas) > 1 or pools.role_switching is not None or pools.mixed_pool is not None:
+    own = experiment.decode_router is not None
+    return [pools.colocated, pools.prefill, None if own else pools.decode]
+
+
+def _may_choose(experiment: Experiment, pool: Pool | None) -> bool:
+    """Whether a pool has, or may come to have, more than one replica."""
+    if pool is None:
+        return False
+    pools = experiment.pools
+    if pool.replicas > 1 or pools.role_switching is not None or pools.mixed_pool is not None:
         return True
-    if pool.scaling is not None and pool.scaling.max_replicas > 1:
+    if pool.autoscale is not None and pool.autoscale.max_replicas > 1:
         return True
     return any(change.what in ("add", "role") for change in experiment.events)
+
+
+def without_effect(experiment: Experiment) -> list[str]:
+    """Keys of one variant that change nothing: spells that never begin, and `over_long`."""
+    return [*_of_drawn(experiment), *_of_over_long(experiment)]
 
 
 def _of_drawn(experiment: Experiment) -> Iterator[str]:

@@ -37,7 +37,7 @@ def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_of_caches(experiment, pools),
         *_of_orders(experiment, pools),
         *_of_limits(experiment),
-        *idle_keys.without_effect(experiment, cluster),
+        *idle_keys.without_effect(experiment),
         *conditional.without_effect(experiment),
         *prefix_fetch.without_effect(experiment, cluster.entry),
         *migration.without_effect(experiment, cluster.decode or cluster.entry),
