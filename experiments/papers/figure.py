@@ -128,7 +128,11 @@ def _set_axes(fig: go.Figure, evaluated: Evaluated, name: str, row: int, column:
     scale = "log" if paper.log and not share else "linear"
     fig.update_yaxes(type=scale, showgrid=True, tickformat="~g", row=row, col=column)
     if scale == "log":
-        fig.update_yaxes(dtick=1, row=row, col=column)
+        points = evaluated.points.values()
+        ys = [_mean(point.values[name]) for of in points for point in of.values()]
+        positive = [y for y in ys if 0 < y < math.inf] or [1.0]
+        narrow = max(positive) < 100 * min(positive)
+        fig.update_yaxes(dtick="D2" if narrow else 1, row=row, col=column)
     else:
         top = paper.top.get(name, 1.02 if share else None)
         bounds = {"range": [0, top]} if top is not None else {"rangemode": "tozero"}
