@@ -111,7 +111,7 @@ def metrics(results: Results) -> pd.DataFrame:
 
 
 def figures(results: Results, style: str = "slide", x_scale: str = "log") -> dict[str, go.Figure]:
-    """The CDFs of TTFT, TPOT, ITL, E2E and normalised latency as plotly figures, by metric."""
+    """CDFs of TTFT, TPOT, ITL, E2E and normalised latency, by metric, and the other figures."""
     return results.figures(style, x_scale)
 
 

@@ -113,8 +113,9 @@ class Results:
     def figures(self, style: str = "slide", x_scale: str = "log") -> dict[str, go.Figure]:
         """CDFs by metric: ``ttft``, ``tpot``, ``itl``, ``e2e``, ``normalised_latency``.
 
-        Then those of caches, classes, tenants and replicas, where there are any, by the names of
-        their files, such as ``kv_occupancy``.
+        Then what there is of other figures, by the names of their files: of caches, classes,
+        tenants and replicas, such as ``kv_occupancy``, and of where the time of a request went,
+        such as ``attribution_e2e``.
 
         Args:
             style: A key of `experiments.looks.STYLES`.

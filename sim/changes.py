@@ -12,7 +12,8 @@ Changes happen in phase (2c) of their instants, in the order in which they are g
 - ``restore``: a replica that failed takes requests again, empty, from (2d) on; if it has to load
   its weights first, once it is ``up`` (`sim.startup`): ``restored`` is then recorded when the
   machine is back, and ``up`` when the weights are loaded.
-- ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left.
+- ``drain``: it takes no more requests, and is gone in (2c) of the instant in which nothing is left,
+  after the changes of that instant: also one that is empty as its drain begins may still fail then.
 - ``add``: one more replica, like one that its pool has, with the next index, takes part from (2d),
   or once it is ``up``.
 - ``role``: it drains, and when it is gone it joins the other of two pools, as a new replica with
@@ -237,7 +238,7 @@ class Changes:
         replica.condition = DRAINING
         self.note("draining", replica)
         if replica.empty:
-            self._is_gone(replica)
+            self.emptied(replica)
 
     def role(self, pool: Pool, replica: Replica, *, keeps_spec: bool = False) -> None:
         """It drains, and joins the other pool, as a new replica, when it is gone (rule 82).

@@ -136,7 +136,11 @@ MISUSES = [
         BASE + "predictor: {name: noisy, sigma: -1}",
         "c.yaml: predictor.sigma: -1: expected at least 0",
     ),
-    (BASE + "replicas: 0", "c.yaml: replicas: 0: expected at least 1"),
+    (
+        BASE + "replicas: 0",
+        "c.yaml: replicas: 0: expected at least 1; a pool begins at 0 only with autoscale and "
+        "min_replicas: 0",
+    ),
     (BASE + "replicas: 1.5", "c.yaml: replicas: 1.5: expected a whole number"),
     (BASE + "replicas: true", "c.yaml: replicas: true: expected a whole number"),
     (
@@ -358,8 +362,12 @@ MISUSES = [
     (
         BASE + "pools: {mixed: {replicas: 1}, prefill: {replicas: 1}, decode: {replicas: 1}, "
         "transfer: {bandwidth_bytes_per_s: 1e9}}",
-        "c.yaml: pools.mixed: pools has no such option; choose one of colocated, decode, "
-        "local_prefill, prefill, transfer",
+        "c.yaml: pools.mixed: pools has no such option; try mixed_pool",
+    ),
+    (
+        BASE + "pools: {third: {replicas: 1}}",
+        "c.yaml: pools.third: pools has no such option; choose one of colocated, decode, "
+        "local_prefill, mixed_pool, prefill, role_switching, transfer",
     ),
     (BASE + "decode_router: random", "c.yaml: decode_router: there is no decode pool; try router"),
     (

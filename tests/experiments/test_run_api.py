@@ -94,10 +94,11 @@ def test_series_and_steps_name_their_replicas(results: Results) -> None:
         off.steps("whole")
 
 
-def test_figures_are_one_per_metric(results: Results) -> None:
+def test_figures_are_one_per_metric_and_then_where_the_time_went(results: Results) -> None:
     drawn = phasewise.figures(results, x_scale="linear")
 
-    assert list(drawn) == ["ttft", "tpot", "itl", "e2e", "normalised_latency"]
+    metrics = ["ttft", "tpot", "itl", "e2e", "normalised_latency"]
+    assert list(drawn) == [*metrics, "attribution_e2e", "attribution_ttft"]
     with pytest.raises(ConfigError, match="no style 'papr'; try paper"):
         phasewise.figures(results, style="papr")
 

@@ -319,7 +319,16 @@ def test_held_blocks_of_a_dead_decode_pool_end_the_run(fast_forward: bool) -> No
 )
 def test_what_cannot_happen_is_refused(changes: list[Change], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run([Arrival(0, 5, 2, 2)], colocated(1), [(0, x) for x in changes], fast_forward=True)
+        run([Arrival(0, 5, 2, 2)], colocated(1), [*enumerate(changes)], fast_forward=True)
+
+
+def test_an_idle_replica_is_gone_after_the_changes_of_the_instant() -> None:
+    drain, fail = (3, Change("drain")), (3, Change("fail"))
+    arrivals = [Arrival(5, 5, 2, 2)]
+    got = run(arrivals, colocated(2), [drain, fail], fast_forward=True)
+    assert made(got) == [(3, 0, "draining", 0), (3, 0, "failed", 0), (3, 0, "gone", 0)]
+    with pytest.raises(ConfigError, match="it is draining; what can happen to it then: fail"):
+        run(arrivals, colocated(2), [drain, drain], fast_forward=True)
 
 
 # --- push, and pipelines

@@ -89,10 +89,10 @@ def test_prefill_replicas_stand_before_decode_replicas(fast_forward: bool) -> No
     # Events of the list first, in its order; then who is gone joins, the prefill pool first.
     assert made(got) == [
         (3, 2, "draining", 0),
-        (3, 2, "gone", 0),
         (3, 0, "draining", 0),
-        (3, 0, "gone", 0),
         (3, 4, "added", 0),
+        (3, 2, "gone", 0),
+        (3, 0, "gone", 0),
         (3, 5, "changed_role", 0),
         (3, 6, "changed_role", 0),
     ]
@@ -106,6 +106,18 @@ def test_one_that_fails_while_it_drains_joins_nothing(fast_forward: bool) -> Non
     assert tokens(got) == [[25, 44]]
     assert made(got) == [(1, 0, "draining", 0), (10, 0, "failed", 1), (10, 0, "gone", 0)]
     assert len(got.replicas) == 3
+
+
+def test_an_idle_one_that_fails_at_the_instant_of_its_drain_joins_nothing(
+    fast_forward: bool,
+) -> None:
+    changes = [(3, TO_PREFILL), (3, Change("fail", 0, True))]
+    arrivals = [Arrival(4, 5, 2, 2, 0), Arrival(4, 6, 2, 2, 1)]
+    got = run(arrivals, two_pools(1, 2), changes, fast_forward=fast_forward)
+    # Nothing was left on it at 3, but it is gone after the events of 3 only, and failed among them.
+    assert made(got) == [(3, 1, "draining", 0), (3, 1, "failed", 0), (3, 1, "gone", 0)]
+    assert got.requests["replica"].tolist() == [0, 0]
+    assert got.requests["decode_replica"].tolist() == [2, 2]
 
 
 def test_without_a_prefill_replica_requests_stay_at_the_router(fast_forward: bool) -> None:
