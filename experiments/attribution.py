@@ -24,7 +24,8 @@ MOST_REQUESTS = 200_000
 """Requests of a variant above which time is attributed only where a config asks for it."""
 NOT_ATTRIBUTED = (
     f"Where the time of requests went is not recorded for more than {MOST_REQUESTS:,} requests, as "
-    "the run takes up to a half longer with it; record.attribution: always records it all the same."
+    "the run takes a quarter to three quarters longer with it; record.attribution: always records "
+    "it all the same."
 )
 WHOLES = ("e2e", "ttft")
 """What is taken apart: prefixes of the columns."""

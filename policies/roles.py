@@ -32,15 +32,15 @@ class Pressure(RoleSwitcher):
     A pool of n replicas can spare one if n is at least 2, and the sum of its pressures / (n - 1) is
     below `high`. If one pool is pressed and the other can spare one, the first needs it.
 
-    Source: the instance scheduling of Arrow (Wu et al., arXiv 2505.11916), by predicted latencies
-    against their targets. Its paper's rules live on in the SLO-aware policy of JD's xLLM (2025,
-    xllm-service, ``scheduler/managers/instance_mgr.cpp``, select_instance_pair_on_slo): there a
-    prefill instance becomes a decode instance at the arrival for which no decode instance is
-    predicted to meet the TPOT, if the mean predicted prefill time is below (P - 1) / P of the TTFT
-    target or decode instances are fewer; a decode instance becomes a prefill instance when it has
-    no request left; at least one of each stays. An earlier version looked at intervals with a
-    cool-down, as here. Differences: ours looks at intervals, drains before the switch, counts KV
-    memory, and lets a pressed prefill pool ask by itself.
+    Source: the SLO-aware policy of JD's xLLM (2025, xllm-service,
+    ``scheduler/managers/instance_mgr.cpp``, select_instance_pair_on_slo): there a prefill instance
+    becomes a decode instance at the arrival for which no decode instance is predicted to meet the
+    TPOT, if the mean predicted prefill time is below (P - 1) / P of the TTFT target or decode
+    instances are fewer; a decode instance becomes a prefill instance when it has no request left;
+    at least one of each stays. An earlier version looked at intervals with a cool-down, as here.
+    The idea is that of Arrow (Wu et al., arXiv 2505.11916): latencies predicted against targets.
+    Differences: ours looks at intervals, drains before the switch, counts KV memory, and lets a
+    pressed prefill pool ask by itself; what Arrow does beyond its abstract was not read.
 
     Args:
         ttft_s: Target of the TTFT, seconds.

@@ -29,7 +29,7 @@ routed:
   replica it stands in one line with those handed over, as in `sim.local_prefill`. On a prefill
   replica it is one of the running, so that prompts and its decodes share steps as the policy says.
 
-Source: Patel et al., Splitwise (ISCA 2024), section IV-A on cluster-level scheduling, and
+Source: Patel et al., Splitwise (ISCA 2024), on its cluster-level scheduler, and
 ``MixedPoolScheduler`` of its simulator (splitwise-sim, ``scheduler.py``): a prompt machine, then a
 mixed one, whose pending prompt tokens are not over a limit where somebody is pending, else a token
 machine that becomes mixed; a token machine, then a mixed one, with memory, else a prompt machine

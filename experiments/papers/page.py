@@ -19,7 +19,11 @@ HEADING = "Figures of serving papers, redone"
 ABOUT = (
     "Each figure is a config of phasewise with synthetic requests of the lengths that the paper "
     "prints, on data sheets of its GPUs and models; step times come from a roofline with fitted "
-    "efficiencies, and nothing was tuned to match. So orderings and ratios are to be compared, not "
+    "efficiencies. No number was fitted to the papers' results; but the host time of vLLM in 2023 "
+    "and the step times that DistServe fitted to both engines, each with its source, went in after "
+    "a first look at results without them, and so did the sizes of runs and the number of "
+    "replications. Papers' numbers are from their texts as search finds them. Orderings and ratios "
+    "are to be compared, not "
     "seconds.",
     "An ordering is reproduced if every variant is better than the next one beyond noise: paired "
     "95 % intervals over runs with different seeds, or brackets of a search that do not overlap. "
