@@ -152,7 +152,7 @@ def with_model_limits(experiment: Experiment, folder: Path, where: Where) -> Exp
     present = pools_of(experiment)
     open_roles = [r for r, pool in present.items() if "max_model_len" not in pool.model_fields_set]
     if not open_roles:
-        return experiment
+        return _with_long_context(experiment, folder, where)
     model = load_model(experiment.model, folder, where("model"))
     limited = {
         role: present[role].model_copy(update={"max_model_len": model.max_positions})
@@ -164,6 +164,19 @@ def with_model_limits(experiment: Experiment, folder: Path, where: Where) -> Exp
     )
     pools = experiment.pools.model_copy(update=limited)
     return experiment.model_copy(update={"pools": pools, "notes": [*experiment.notes, note]})
+
+
+def _with_long_context(experiment: Experiment, folder: Path, where: Where) -> Experiment:
+    """A note where requests may be longer than the model was made for."""
+    most = max(pool.max_model_len or 0 for pool in pools_of(experiment).values())
+    model = load_model(experiment.model, folder, where("model"))
+    if most <= model.max_positions:
+        return experiment
+    note = (
+        f"max_model_len: {most:,} is beyond the context length of {model.name}, "
+        f"{model.max_positions:,} tokens: times are those of such contexts, outputs would be poor."
+    )
+    return experiment.model_copy(update={"notes": [*experiment.notes, note]})
 
 
 def with_step_times(experiment: Experiment, folder: Path, where: Where) -> Experiment:

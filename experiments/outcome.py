@@ -67,6 +67,8 @@ def run(
 
     _say_all(plan.notes)
     check_answer(plan)
+    if shards > 1:
+        _check_shards_of(plan)
     jobs, further = jobs_of(plan, out), replications_of(plan, out)
     every = [*jobs, *further]
     bundle.write_index(out, [job.folder.name for job in jobs])
@@ -87,6 +89,16 @@ def run(
     if page and (done := [job.folder for job in jobs if job.state in _DONE]):
         _say(_report(done, out / "report.html"))
     _raise_failures([job for job in every if job.state == "failed"], len(every))
+
+
+def _check_shards_of(plan: Plan) -> None:
+    from experiments.shards import check_shards
+
+    for experiment in plan.variants:
+        try:
+            check_shards(experiment, plan.folder)
+        except ConfigError as error:
+            raise ConfigError(f"{plan.source}: variant {experiment.label}: {error}") from None
 
 
 def check_shards(shards: int, jobs: int | None) -> None:

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.changes import events_of
+from experiments.cluster import build
 from experiments.requests import depends_on_ends
 from experiments.schema import Experiment
 from experiments.workers import start_server, undisturbed
@@ -55,18 +58,35 @@ def simulate_in_shards(
         ConfigError: Replicas interact: one line with the key by which they do.
         PhasewiseError: As of `simulate`.
     """
+    _refuse(experiment, cluster, cluster_events)
+    parts = _parts(experiment, workload, cluster, shards, record)
+    return merged(_run_apart(parts, progress))
+
+
+def check_shards(experiment: Experiment, folder: Path) -> None:
+    """Refuse before anything runs what `simulate_in_shards` would refuse.
+
+    Args:
+        experiment: Resolved.
+        folder: Where its relative paths start.
+
+    Raises:
+        ConfigError: Replicas interact: one line with the key by which they do.
+    """
+    _refuse(experiment, build(experiment, folder).cluster, events_of(experiment))
+
+
+def _refuse(experiment: Experiment, cluster: Cluster, cluster_events: Sequence[object]) -> None:
     if depends_on_ends(experiment.workload):
         raise ConfigError(
             "shards: workload: requests arrive when others end (closed loop, sessions), on any "
-            "replica, so that replicas cannot be simulated apart"
+            "replica, so that replicas cannot be simulated apart; leave shards out"
         )
     refuse(cluster, cluster_events)
-    if record.decisions:
+    if experiment.record.decisions:
         raise ConfigError(
             "shards: record.decisions: kept in one process only; leave one of them out"
         )
-    parts = _parts(experiment, workload, cluster, shards, record)
-    return merged(_run_apart(parts, progress))
 
 
 def _parts(

@@ -88,7 +88,9 @@ class Repeated:
         return [Sample(part, math.nan) for part in parts] or samples
 
     def interval(self, quantity: Quantity) -> Interval | Refusal:
-        """A number of the variant with its confidence interval."""
+        """A number of the variant with its confidence interval; a refusal if it has none."""
+        if not _has(self, quantity):
+            return Refusal(math.nan, f"{self.label} has no such number")
         found = quantity.interval(self.samples(quantity))
         if self.drawn or not isinstance(found, Refusal):
             return found
@@ -143,6 +145,9 @@ def difference(one: Repeated, other: Repeated, quantity: Quantity) -> Difference
     request by request, in `BATCHES` parts of the run, and a percentile one of its differences part
     by part.
     """
+    for each in (one, other):
+        if not _has(each, quantity):
+            return Refusal(math.nan, f"{each.label} has no such number")
     if one.drawn or other.drawn:
         return _over_seeds(one, other, quantity)
     if (why := _other_requests(one.runs[0], other.runs[0])) is not None:

@@ -63,7 +63,9 @@ def refuse(cluster: Cluster, cluster_events: Sequence[object] = ()) -> None:
     }
     for why, there in reasons.items():
         if there:
-            raise ConfigError(f"shards: {why}, so that replicas cannot be simulated apart")
+            raise ConfigError(
+                f"shards: {why}, so that replicas cannot be simulated apart; leave shards out"
+            )
 
 
 def places_of(arrivals: Iterable[Arrival], cluster: Cluster, seed: int) -> Ints:

@@ -15,7 +15,8 @@ from experiments.capacity.goal import Goal, Term, read_goal
 from experiments.capacity.highest import Edge, search_edges
 from experiments.capacity.varied import LoadPlan, Varied, key_of, rate_of, with_keys
 from experiments.config import Plan, load
-from experiments.quantity import read_quantity
+from experiments.quantity import Quantity, read_quantity
+from experiments.schema import Experiment
 from experiments.tables import Comparison
 from sim.errors import ConfigError
 
@@ -198,21 +199,35 @@ def _check_has(plan: Plan, goal: Goal) -> None:
         ConfigError: A variant has no `cost`, or not what the goal needs of it.
     """
     for term in goal.terms:
-        metric = term.quantity.metric
-        needs = "power" if metric.key.startswith("energy") else "prices"
-        if not metric.definition.endswith(("without prices.", "without power levels.")):
-            continue
-        for each in plan.variants:
-            cost = each.cost
-            has = cost is not None and bool(
-                cost.power if needs == "power" else cost.sheet or cost.price_per_gpu_hour
+        check_priced(plan.variants, term.quantity, f"{plan.source}: capacity")
+
+
+def check_priced(variants: Sequence[Experiment], quantity: Quantity, where: str) -> None:
+    """Refuse a quantity that needs prices or power of a variant without them.
+
+    Args:
+        variants: Resolved.
+        quantity: What is asked for.
+        where: File and option, for messages.
+
+    Raises:
+        ConfigError: A variant has no `cost`, or not what the quantity needs of it.
+    """
+    metric = quantity.metric
+    needs = "power" if metric.key.startswith("energy") else "prices"
+    if not metric.definition.endswith(("without prices.", "without power levels.")):
+        return
+    for each in variants:
+        cost = each.cost
+        has = cost is not None and bool(
+            cost.power if needs == "power" else cost.sheet or cost.price_per_gpu_hour
+        )
+        if not has:
+            such = "{power: ...}" if needs == "power" else "{sheet: runpod}"
+            raise ConfigError(
+                f"{where}: {quantity.text}: {each.label} has no {needs}; "
+                f"give the config cost, such as {such}"
             )
-            if not has:
-                such = "{power: ...}" if needs == "power" else "{sheet: runpod}"
-                raise ConfigError(
-                    f"{plan.source}: capacity: {term.quantity.text}: {each.label} has no {needs}; "
-                    f"give the config cost, such as {such}"
-                )
 
 
 def _check_whole(plan: Plan, key: str, option: str) -> None:

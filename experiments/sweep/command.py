@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.config import open_config, slug
+from experiments.config import Opened, open_config, parse_settings, slug
 from experiments.run import InterruptedRunError
+from experiments.sweep.axes import Axis, Listed
 from experiments.sweep.columns import columns_of, with_settings
 from experiments.sweep.dataset import DataSet, locked, open_dataset
 from experiments.sweep.definition import Definition, read_definition, split_settings
+from experiments.sweep.draws import METHODS
 from experiments.sweep.executors import Executor
 from experiments.sweep.points import Planned, plan_points
 from experiments.sweep.unit import FAILED, FINISHED, LOST
+from sim.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,48 @@ def ask(config: str | Path | Mapping[str, Any], settings: Sequence[str] = ()) ->
     """
     fixed, axes = split_settings(settings)
     opened = open_config(config, fixed)
+    axes += _fixed_axes(opened, fixed)
     definition = read_definition(opened.raw.get("sweep"), axes, opened.source)
     planned = plan_points(opened, definition)
     notes = [*opened.notes, *definition.notes]
     if planned.dropped:
         notes.append(f"{planned.dropped} points occur more than once, and are run once.")
     return Asked(planned.experiment.name, opened.source, definition, planned, tuple(notes))
+
+
+def _fixed_axes(opened: Opened, fixed: Sequence[str]) -> list[tuple[str, Axis]]:
+    """One value of ``--set`` for a key of the config's grid: the only one of this axis.
+
+    Raises:
+        ConfigError: The key is swept in another way.
+    """
+    given = opened.raw.get("sweep")
+    grid = given.get("grid") if isinstance(given, Mapping) else None
+    axes: list[tuple[str, Axis]] = []
+    for text in fixed:
+        (key, value), *_ = parse_settings([text]).items()
+        if isinstance(grid, Mapping) and key in grid:
+            axes.append((key, Listed((value,))))
+        elif (part := _part_with(given, key)) is not None:
+            raise ConfigError(
+                f"--set {text}: {opened.source} sweeps {key} under sweep.{part}; change it there"
+            )
+    return axes
+
+
+def _part_with(given: object, key: str) -> str | None:
+    """The part of a sweep, other than its grid, that has a key."""
+    if not isinstance(given, Mapping):
+        return None
+    entries = given.get("list")
+    if isinstance(entries, list) and any(isinstance(e, Mapping) and key in e for e in entries):
+        return "list"
+    for method in METHODS:
+        drawn = given.get(method)
+        over = drawn.get("over") if isinstance(drawn, Mapping) else None
+        if isinstance(over, Mapping) and key in over:
+            return f"{method}.over"
+    return None
 
 
 def sweep(

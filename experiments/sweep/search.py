@@ -9,8 +9,8 @@ and replication, so that `phasewise sweep-plot` draws searches too.
 The rules, so that a search is the same on any machine: points are asked for in batches of `BATCH`,
 however many runs are made at a time; a batch is told when all of it is there, in the order in which
 it was asked for; a point that was tried before is not run again; an objective is the mean over the
-replications of its column. A search that was stopped takes the same way again, with the rows that
-it finds.
+replications of its column. A search that was stopped, or is asked for more trials, takes the same
+way again with the rows that it finds.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import config as configs
 from experiments import hashes
+from experiments.capacity.command import check_priced
 from experiments.config import Opened, open_config, slug
 from experiments.extras import require
 from experiments.quantity import Quantity
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 BATCH = 8
 """Points that are asked for at a time."""
-_STARTUP = 0.25
-"""Share of the trials that are drawn at random, before the sampler learns."""
+_STARTUP = 2 * BATCH
+"""Trials that are drawn at random, before the sampler learns."""
 _VARIANT = "variant"
 
 
@@ -137,6 +138,8 @@ def ask(
         ConfigError: One line.
     """
     opened = open_config(config, settings)
+    if "sweep" in opened.raw:
+        raise ConfigError(f"{opened.source}: sweep: is read by phasewise sweep; search has --over")
     if not axes:
         raise ConfigError("search: nothing to vary; give --over KEY=VALUES at least once")
     if not objectives:
@@ -152,8 +155,10 @@ def ask(
         if key in (_VARIANT, "seed"):
             raise ConfigError(f"--over {key}: cannot be searched; give --seed, or variants")
     labels = [each.label or "" for each in configs.variants_of(opened)]
-    name = configs.load(config, settings).name  # as it stands, it has to be a config that runs
-    return Asked(name, opened, dict(axes), tuple(objectives), trials, seed, tuple(labels))
+    plan = configs.load(config, settings)  # as it stands, it has to be a config that runs
+    for each in objectives:
+        check_priced(plan.variants, each, f"{plan.source}: --objective")
+    return Asked(plan.name, opened, dict(axes), tuple(objectives), trials, seed, tuple(labels))
 
 
 def search(
@@ -236,7 +241,7 @@ def _study(optuna: ModuleType, asked: Asked) -> Any:
         warnings.simplefilter("ignore")  # options that optuna calls experimental
         sampler = optuna.samplers.TPESampler(
             seed=asked.seed,
-            n_startup_trials=max(BATCH, round(_STARTUP * asked.trials)),
+            n_startup_trials=_STARTUP,
             multivariate=True,
             constraints_func=lambda trial: trial.user_attrs["out_of_bounds"],
         )
@@ -386,7 +391,6 @@ class _Work:
         what = {
             "axes": {key: repr(axis) for key, axis in self.asked.axes.items()},
             "objectives": [each.text for each in self.asked.objectives],
-            "trials": self.asked.trials,
             "seed": self.asked.seed,
             "first": prints["config"],
         }

@@ -114,3 +114,20 @@ def test_a_variant_is_found_by_its_label_too(tmp_path: Path) -> None:
 
     assert " ".join(done.stdout.split()).endswith("out (A in a, B in b)")
     assert result.exit_code == 0, result.output
+
+
+def test_a_number_that_one_of_them_lacks_is_left_out_of_it(folder: Path, tmp_path: Path) -> None:
+    config = {**CONFIG, "slo": {"ttft_s": 0.5}, "compare": CONFIG["compare"][:1]}
+    (tmp_path / "slo.yaml").write_text(yaml.safe_dump(config))
+    done = phasewise(
+        "run", str(tmp_path / "slo.yaml"), "--out", str(tmp_path / "o"), "--figures", "none"
+    )
+    assert done.exit_code == 0, done.output
+
+    for order in ((0, 1), (1, 0)):
+        both = (str(folder / "a" / "chunks"), str(tmp_path / "o" / "whole"))
+        result = phasewise("compare", *(both[at] for at in order))
+        assert result.exit_code == 0, result.output
+        text = " ".join(result.stdout.split())
+        assert "slo_attainment: no test: chunks has no such number." in text
+        assert phasewise("compare", *(both[at] for at in order), "--json").exit_code == 0

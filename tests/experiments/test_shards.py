@@ -101,3 +101,29 @@ def test_shards_and_jobs_do_not_go_together() -> None:
     check_shards(1, 4)
     with pytest.raises(ConfigError, match="--shards 4: variants then run one after the other"):
         check_shards(4, 2)
+
+
+def test_what_cannot_be_sharded_is_refused_before_any_variant_runs(tmp_path: Path) -> None:
+    import yaml
+    from typer.testing import CliRunner
+
+    from experiments.cli import app
+
+    config = {
+        "workload": {"preset": "azure-conv-2023", "requests": 5, "max_tokens": 1024},
+        "model": "llama-3.1-8b",
+        "max_model_len": 16384,
+        "step_time": {"model": "linear", "base_s": 0.01},
+        "policy": "sarathi",
+        "replicas": 2,
+        "compare": [{"label": "can"}, {"label": "cannot", "router": "least-tokens"}],
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+
+    result = CliRunner().invoke(
+        app, ["run", str(tmp_path / "c.yaml"), "--shards", "2", "--out", str(tmp_path / "o")]
+    )
+
+    assert result.exit_code == 2
+    assert "c.yaml: variant cannot: shards: router" in result.stderr
+    assert not (tmp_path / "o").exists()

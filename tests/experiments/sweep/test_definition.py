@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.sweep.axes import Listed, Range, read_axis
+from experiments.sweep.command import ask
 from experiments.sweep.definition import (
     SLO_SCALES,
     Definition,
@@ -177,3 +178,23 @@ def test_what_is_wrong_is_said_in_one_line(given: Any, message: str) -> None:
     assert message in str(caught.value)
     assert str(caught.value).startswith("c.yaml: sweep")
     assert "\n" not in str(caught.value)
+
+
+def test_one_value_set_for_a_swept_key_is_the_only_one_of_its_axis() -> None:
+    config = {
+        "workload": {"preset": "azure-conv-2023", "requests": 5, "max_tokens": 1024},
+        "model": "llama-3.1-8b",
+        "max_model_len": 16384,
+        "step_time": {"model": "linear", "base_s": 0.01},
+        "policy": "sarathi",
+        "sweep": {
+            "grid": {"policy.budget_tokens": [128, 512], "replicas": [1, 2]},
+            "list": [{"seed": 1}],
+        },
+    }
+
+    planned = ask(config, ["policy.budget_tokens=64"]).planned
+
+    assert [each["policy.budget_tokens"] for each in planned.settings.values()] == [64, 64]
+    with pytest.raises(ConfigError, match=r"--set seed=3: .* sweeps seed under sweep\.list"):
+        ask(config, ["seed=3"])

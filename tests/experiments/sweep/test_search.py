@@ -211,3 +211,21 @@ def test_one_objective_twice_is_refused() -> None:
     quantity = read_quantity("ttft_s.p99", "test")
     with pytest.raises(ConfigError, match="is given twice"):
         ask(CONFIG, {"replicas": Listed((1, 2))}, [quantity, quantity])
+
+
+def test_what_a_run_cannot_have_is_refused_before_any_run() -> None:
+    with pytest.raises(ConfigError, match=r"--objective: cost_usd: .* has no prices; give the"):
+        ask(CONFIG, {"replicas": Listed((1, 2))}, [read_quantity("cost_usd", "test")])
+    swept = {**CONFIG, "sweep": {"grid": {"replicas": [1, 2]}}}
+    with pytest.raises(ConfigError, match="sweep: is read by phasewise sweep; search has --over"):
+        ask(swept, {"replicas": Listed((1, 2))}, [read_quantity("ttft_s.p99", "test")])
+
+
+@pytest.mark.cluster
+def test_a_search_goes_on_with_more_trials(optuna: None, config: Path, tmp_path: Path) -> None:
+    options = ("--over", "policy.budget_tokens={from: 32, to: 2048, scale: log, whole: true}")
+    options += ("--objective", "ttft_s.p99", "--out", str(tmp_path / "s"), "--jobs", "1")
+    for trials, rows in ((BATCH, BATCH), (BATCH + 4, BATCH + 4)):
+        done = phasewise("search", config, *options, "--trials", trials)
+        assert done.exit_code == 0, done.output
+        assert read_table(tmp_path / "s").num_rows == rows
