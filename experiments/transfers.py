@@ -59,7 +59,8 @@ def _staging(staging: Staging) -> StagingSpec:
 def _check_hold(transfer: Transfer, where: Where) -> None:
     hold_s, place = transfer.hold_timeout_s, where("pools", "transfer", "hold_timeout_s")
     if hold_s is None:
-        if "on_hold_timeout" in transfer.model_fields_set:
+        # What a run leaves to be run again says the default, too.
+        if transfer.on_hold_timeout != type(transfer).model_fields["on_hold_timeout"].default:
             raise ConfigError(
                 f"{where('pools', 'transfer', 'on_hold_timeout')}: {transfer.on_hold_timeout}: "
                 "says what becomes of a request after hold_timeout_s; set that, or leave it out"

@@ -194,7 +194,7 @@ def test_a_shipped_config_takes_a_trace_instead_of_its_preset(tmp_path: Path) ->
         (
             ("list", "polices"),
             2,
-            "phasewise: list: no kind 'polices'; try policies",
+            "phasewise: list: no kind 'polices' (did you mean policies?); choose one of policies,",
         ),
         (("table", "nowhere"), 2, "phasewise: nowhere: no such folder; expected results of"),
         (("plot", "."), 2, "phasewise: .: holds no results of `phasewise run`"),

@@ -160,7 +160,7 @@ def test_options_have_their_types_bounds_and_meaning(schema: dict[str, Any]) -> 
         {"step_time": {"model": "roofline", "host": {"request_us": 3}}},
         {"slo": {"ttft_s": 0}},
         {"kv": {"gpu_memory_utilization": 1.2}},
-        {"replicas": 0},
+        {"replicas": -1},
         {"seed": -1},
         {"workload": {"trace": "t.csv", "sessions": {"delay": "gama"}}},
     ],
