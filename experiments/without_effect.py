@@ -99,8 +99,8 @@ def _of_nodes(experiment: Experiment) -> Iterator[str]:
     written, drawn = experiment.node_replicas, experiment.failures is not None
     fails = [each.at_s for each in experiment.events if each.what == "fail"]
     for at, each in enumerate(experiment.events):
-        if each.node is None:
-            continue
+        if each.node is None or (written is not None and each.node >= len(written)):
+            continue  # no node, or one that is refused
         said = f"events[{at}]: {each.what} of node {each.node} has no effect"
         if written is not None and not written[each.node]:
             yield f"{said}: node_replicas names none on it."
