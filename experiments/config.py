@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from experiments import cluster, engines, layers, places, strict_yaml, topology
+from experiments import cluster, engines, idle_keys, layers, places, strict_yaml, topology
 from experiments.answer import Answer, read_answer
 from experiments.check_config import check
 from experiments.explain import explain, placed, shown
@@ -236,6 +236,7 @@ def _plan(opened: Opened, *, strict: bool) -> Plan:
     if raw.get("sweep") is not None:
         notes.append(f"{source}: sweep: is read by `phasewise sweep` only")
     notes = [*notes, *_unused_predictor(experiments, source)]
+    notes += idle_keys.routers(experiments, source)
     if strict and not any(_is_strict(pool) for each in experiments for pool in _pools(each)):
         notes.append("--strict: changes nothing: no variant has step times from tables")
     first = experiments[0]
