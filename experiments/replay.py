@@ -30,7 +30,7 @@ from experiments.replay_run import (
 from kernels_profile.host import HostOverhead
 from policies import POLICIES
 from sim import specs
-from sim.errors import PhasewiseError, ProfileError, nearest
+from sim.errors import PhasewiseError, ProfileError, called, nearest
 from sim.records import SimulationResult
 from sim.request import Trace
 
@@ -172,7 +172,7 @@ def run(asked: argparse.Namespace) -> list[Comparison]:
     told = step_time.describe()
     about = [
         f"{plan.model.name}, tp {plan.tensor_parallel} (one rank, no all-reduce), on "
-        f"{plan.device.name}; {type(plan.policy).__name__}; {len(plan.trace)} requests, "
+        f"{plan.device.name}; {called(plan.policy)}; {len(plan.trace)} requests, "
         f"{asked.rate:g}/s for {plan.duration_s:g} s; {plan.num_blocks} blocks of "
         f"{plan.block_tokens} tokens",
         f"step times of the simulation: {told.model}: {told.origin}; error: {told.error}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import conditional, migration, prefix_fetch, roles, transfers
+from experiments import conditional, idle_keys, migration, prefix_fetch, roles, transfers
 from experiments.names import canonical
 from sim.cluster import Cluster
 from sim.policy import Policy
@@ -37,6 +37,7 @@ def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_of_caches(experiment, pools),
         *_of_orders(experiment, pools),
         *_of_limits(experiment),
+        *idle_keys.without_effect(experiment),
         *conditional.without_effect(experiment),
         *transfers.without_effect(experiment, _block_bytes(cluster.entry)),
         *roles.without_effect(experiment),

@@ -23,6 +23,7 @@ from policies.scaling import QueueLength, Schedule, SLOHeadroom, Utilisation
 from policies.sglang import LongestPrefix
 from policies.static_batching import StaticBatching
 from policies.token_budget import TokenBudget
+from sim.errors import CONFIG_NAME
 from sim.queue import FirstCome
 
 POLICIES = {
@@ -72,3 +73,8 @@ ROLE_SWITCHERS = {"pressure": Pressure}
 MIGRATORS = {"llumnix": Llumnix, "evacuation": Evacuation}
 
 PREDICTORS = {"oracle": Oracle, "noisy": Noisy, "bucket": Bucket}
+
+_ALL = (POLICIES, ROUTERS, ORDERS, AUTOSCALERS, ROLE_SWITCHERS, MIGRATORS, PREDICTORS)
+for _named in _ALL:
+    for _name, _class in _named.items():
+        setattr(_class, CONFIG_NAME, _name)  # what messages call it: `sim.errors.called`

@@ -34,7 +34,7 @@ from typing import Any
 
 from simpy import Environment
 
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.flight import Flight
 from sim.pipeline import PipelineReplica, Ride
 from sim.records import Recorder
@@ -55,7 +55,7 @@ class ChunkedPipelineReplica(PipelineReplica):
     ) -> None:
         if not spec.policy.cuts_prompts:
             raise ConfigError(
-                f"chunked_pipeline: policy {type(spec.policy).__name__} computes prompts whole; "
+                f"chunked_pipeline: policy {called(spec.policy)} computes prompts whole; "
                 "try vllm-v1 or sarathi"
             )
         super().__init__(env, spec, surroundings, recorder, **options)

@@ -18,7 +18,7 @@ from sim.changes import Changes, OnFailure
 from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
 from sim.decode_load import DecodeLoad
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.hand_over import HandOver
 from sim.local_prefill import LocalPrefill
 from sim.local_prefill import check as check_local_prefill
@@ -119,7 +119,7 @@ class Cluster:
                 raise ConfigError("early_rejection.decode_load: there is no decode pool")
         if self.decode is not None and self.decode.router.places_prefills:
             raise ConfigError(
-                f"decode_router: {type(self.decode.router).__name__} chooses where to prefill, "
+                f"decode_router: {called(self.decode.router)} chooses where to prefill, "
                 "which says nothing of decode replicas; try least-kv"
             )
         _refuse_chunks_ahead(self.transfer, self.entry)

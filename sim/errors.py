@@ -30,9 +30,36 @@ class StuckError(PhasewiseError):
     """A simulation makes no progress; names the request that does not advance."""
 
 
+CONFIG_NAME = "config_name"
+"""Attribute of a class that ships with a name in a config (`policies`); none of its subclasses has
+that name."""
+
+
+def called(part: object) -> str:
+    """How users know a policy, router, order or the like.
+
+    Args:
+        part: An object of one of the classes of `policies`, or of somebody's own.
+
+    Returns:
+        Its name in a config where it ships with one, such as ``vllm-v1``; else that of its class,
+        by which a config names it, too.
+    """
+    own = vars(type(part))
+    return str(own.get(CONFIG_NAME, type(part).__name__))
+
+
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` was probably meant to be, or None."""
-    return next(iter(difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.5)), None)
+    """The choice that `word` was probably meant to be, or None.
+
+    Of choices that `word` begins, as where only a unit is missing, the shortest one; else one that
+    is spelled like it.
+    """
+    names = sorted(choices)
+    begun = [choice for choice in names if word and choice.startswith(f"{word}_")]
+    if begun:
+        return min(begun, key=lambda choice: (len(choice), choice))
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.5)), None)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from simpy.events import Event
 from sim.clock import Clock, Instant, Phase, now_ns
 from sim.cluster import Cluster, LiveCluster
 from sim.collector import no_cycle_collection
-from sim.errors import StuckError
+from sim.errors import StuckError, called
 from sim.gaps import largest_gaps
 from sim.records import (
     CHANGE_COLUMNS,
@@ -197,7 +197,7 @@ def _raise_if_stuck(live: LiveCluster) -> None:
         f"{len(live.live)} requests can never run, the first one request {arrival.index} (prompt "
         f"{arrival.prompt_tokens}, max {arrival.max_tokens}) on replica {replica.place} with "
         f"{replica.kv.free_blocks} of {replica.kv.total_blocks} blocks free: its policy "
-        f"{type(replica.policy).__name__} lets it wait although nothing else will happen"
+        f"{called(replica.policy)} lets it wait although nothing else will happen"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.disk_cache import DiskBackedCache
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.host import Disk, HostLink, HostMemory
 from sim.host_cache import TieredPrefixCache
 
@@ -67,15 +67,16 @@ def tier_of(spec: ReplicaSpec, kv: BlockPool, link: HostLink | None) -> HostTier
     """
     if not isinstance(kv, TieredPrefixCache):
         return None
-    name = type(spec.policy).__name__
+    name = called(spec.policy)
     if link is None:
         raise ConfigError(
-            f"{name} keeps KV on the host, and its replica has no link to it; give "
+            f"policy {name} keeps KV on the host, and its replica has no link to it; give "
             "host_bandwidth_bytes_per_s"
         )
     if isinstance(kv, DiskBackedCache) and link.disk is None:
         raise ConfigError(
-            f"{name} keeps KV on a disk, and its replica has none; give disk_read_bytes_per_s"
+            f"policy {name} keeps KV on a disk, and its replica has none; give "
+            "disk_read_bytes_per_s"
         )
     return HostTier(kv, link, spec.block_tokens, _block_bytes(spec))
 
@@ -90,7 +91,7 @@ def memory_of(spec: ReplicaSpec, blocks: int, link: HostLink | None) -> HostMemo
         return None
     if link is None:
         raise ConfigError(
-            f"{type(spec.policy).__name__} swaps to the host, and its replica has no link to it; "
+            f"policy {called(spec.policy)} swaps to the host, and its replica has no link to it; "
             "give host_bandwidth_bytes_per_s"
         )
     return HostMemory(blocks, link, _block_bytes(spec))

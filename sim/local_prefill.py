@@ -48,7 +48,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 
 if TYPE_CHECKING:
     from sim.hand_over import HandOver
@@ -93,7 +93,7 @@ def check(pool: PoolSpec) -> None:
     for replica in pool.replicas:
         if not replica.policy.prefills_who_waits:
             raise ConfigError(
-                f"local_prefill: policy {type(replica.policy).__name__} forms its batches on a "
+                f"local_prefill: policy {called(replica.policy)} forms its batches on a "
                 "decode replica of requests whose KV came, and prefills nobody; try vllm-v1"
             )
 

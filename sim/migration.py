@@ -67,7 +67,7 @@ from sim.attribution import MIGRATION as MIGRATED
 from sim.attribution import PREEMPTED
 from sim.carrier import Carrier, Nics, OnTheWay
 from sim.clock import Instant, Phase, Tick, now_ns
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.migrator import Migrator, Order, ReplicaLoad
 from sim.records import LOADED, MIGRATING, OUTCOMES, QUEUED, STAYED, STOPPED, Lifetime
 from sim.replica import Replica
@@ -120,7 +120,7 @@ class MigrationSpec:
         if self.link is not None and self.link.bandwidth_bytes_per_s is None and not has_network:
             raise ConfigError("migration.bandwidth_bytes_per_s: needed without a topology")
         for spec in pool.replicas:
-            name = type(spec.policy).__name__
+            name = called(spec.policy)
             if spec.policy.alone or not spec.policy.joins_loaded:
                 raise ConfigError(f"migration: not modelled with policy {name}; try another one")
             if spec.kind is not None:
@@ -275,7 +275,7 @@ class Migrations:
         else:
             return
         raise ConfigError(
-            f"migrator {type(self._migrator).__name__} ordered {request} from replica "
+            f"migrator {called(self._migrator)} ordered {request} from replica "
             f"{source.index} to {target.index}: {problem}"
         )
 

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.pool import can_run
 from sim.replica_spec import UP
 
@@ -95,7 +95,7 @@ def check(entry: PoolSpec, decode: PoolSpec | None, transfer: TransferSpec | Non
         for replica in pool.replicas:
             if not replica.policy.prefills_who_waits:
                 raise ConfigError(
-                    f"mixed_pool: policy {type(replica.policy).__name__} of pool {pool.name} forms "
+                    f"mixed_pool: policy {called(replica.policy)} of pool {pool.name} forms "
                     "batches of requests of one phase; try vllm-v1"
                 )
     if transfer.recompute_last_token:

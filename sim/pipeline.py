@@ -26,7 +26,7 @@ from simpy.events import Event
 from sim.batch import Cause
 from sim.clock import Instant, now_ns
 from sim.decode_group import DecodeGroup
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.flight import DecisionNotes, Flight
 from sim.host import HostMemory
 from sim.host_side import HostTier
@@ -120,7 +120,7 @@ class PipelineReplica(Replica):
         self._landing = False
         super().__init__(env, spec, surroundings, recorder, **options)
         if self.policy.alone:
-            name = type(self.policy).__name__
+            name = called(self.policy)
             raise ConfigError(
                 f"policy {name}: not modelled on a pipeline; try pipeline_parallel: 1"
             )

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from sim.autoscale import ScalingSpec
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.policy import ReplicaView, Router
 from sim.replica import Replica
 from sim.replica_spec import UP, ReplicaSpec
@@ -48,7 +48,7 @@ class PoolSpec:
             raise ConfigError(f"router_snapshot_s: {self.snapshot_ns} ns: expected at least 0")
         if self.snapshot_ns and self.router.sees_contents:
             raise ConfigError(
-                f"router_snapshot_s: router {type(self.router).__name__} looks into caches, of "
+                f"router_snapshot_s: router {called(self.router)} looks into caches, of "
                 "which a snapshot shows nothing; try router_snapshot_s: 0, or router prefix-aware, "
                 "which keeps an index of its own"
             )
@@ -142,7 +142,7 @@ class Pool:
         if isinstance(chosen, StaleView):
             chosen.place(request)
             return chosen.replica
-        name = type(self.router).__name__
+        name = called(self.router)
         raise ConfigError(f"router {name} returned {chosen!r}, not a replica")
 
 

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING
 from sim.carrier import OnTheWay
 from sim.clock import Instant, Phase, now_ns
 from sim.content import Content
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.policy import Prefix
 from sim.prefix_cache import PrefixCache
 from sim.records import Lifetime
@@ -96,7 +96,7 @@ def check(replicas: Sequence[ReplicaSpec]) -> None:
     for spec in replicas:
         if type(spec.policy.memory(spec.num_blocks, spec.block_tokens)) is not PrefixCache:
             raise ConfigError(
-                f"prefix_fetch: {type(spec.policy).__name__} has no cache of blocks on the GPU "
+                f"prefix_fetch: policy {called(spec.policy)} has no cache of blocks on the GPU "
                 "alone; it works with policy vllm-v1, prefix_cache: true and no host tier"
             )
         if (spec.block_tokens, spec.kv_bytes_per_token) != (

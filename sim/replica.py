@@ -19,6 +19,7 @@ from simpy.events import Event
 
 from sim.batch import Cause, ScheduledBatch
 from sim.clock import Instant, more_now, now_ns
+from sim.errors import called
 from sim.flight import DecisionNotes, Flight
 from sim.ledger import Ledger
 from sim.policy import ReplicaState
@@ -218,8 +219,8 @@ class Replica(ReplicaMoves):
                 del state.paused[request]
                 state.join_group(request)
         if not self.kv.decode_all(state.group):
-            name = type(self.policy).__name__
-            raise AssertionError(f"{name} scheduled decodes without allocating their blocks")
+            name = called(self.policy)
+            raise AssertionError(f"policy {name} scheduled decodes without allocating their blocks")
         return True
 
     def _launch(self, flight: Flight) -> None:

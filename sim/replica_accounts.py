@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from sim.errors import StuckError
+from sim.errors import StuckError, called
 from sim.flight import Flight
 from sim.records import ADMITTED, Lifetime
 from sim.replica_parts import ReplicaParts
@@ -133,7 +133,7 @@ class ReplicaAccounts(ReplicaParts):
             return
         stuck = next(iter(self.lives))
         raise StuckError(
-            f"{type(self.policy).__name__} on replica {self.place}: {self._barren_steps} steps "
+            f"policy {called(self.policy)} on replica {self.place}: {self._barren_steps} steps "
             f"without a token; stuck at {stuck}, {self.kv.free_blocks} of "
             f"{self.kv.total_blocks} blocks free"
         )

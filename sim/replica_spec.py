@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.policy import Policy, Prefix
 from sim.queue import FirstCome, QueueOrder
 from sim.records import Lifetime
@@ -130,7 +130,7 @@ class Surroundings(Protocol):
 
 def refuse_company(spec: ReplicaSpec, role: str) -> None:
     """Raise `ConfigError` where a policy that is `alone` is given what it does not go with."""
-    name = type(spec.policy).__name__
+    name = called(spec.policy)
     if role != "both":
         raise ConfigError(
             f"policy {name}: not modelled on a {role} replica; try one pool whose replicas do both"

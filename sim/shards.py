@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from sim.clock import Clock, now_ns
 from sim.cluster import Cluster, LiveCluster
-from sim.errors import ConfigError
+from sim.errors import ConfigError, called
 from sim.event_loop import simulate
 from sim.policy import ReplicaView, Router
 from sim.records import Lifetime, Record, Recorder, SimulationResult
@@ -56,10 +56,8 @@ def refuse(cluster: Cluster, cluster_events: Sequence[object] = ()) -> None:
         "prefix_fetch: replicas read each other's caches": cluster.prefix_fetch,
         "topology: replicas share its links": cluster.topology,
         "events, failures, stragglers: what a change does elsewhere is not known": cluster_events,
-        f"router: {type(router).__name__} chooses by what replicas are doing": (
-            not router.is_static
-        ),
-        f"predictor: {type(predictor).__name__} does not say that it guesses request by request": (
+        f"router: {called(router)} chooses by what replicas are doing": (not router.is_static),
+        f"predictor: {called(predictor)} does not say that it guesses request by request": (
             predictor is not None and not getattr(predictor, "is_static", False)
         ),
     }

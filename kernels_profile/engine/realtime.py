@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.clock import Clock, Instant
-from sim.errors import ProfileError
+from sim.errors import ProfileError, called
 from sim.flight import DecisionNotes, Flight
 from sim.replica import Replica
 from sim.request import Ints
@@ -122,8 +122,10 @@ class CardStepTime:
                 "engine: preemption: swap: the engine moves no KV to the host; try recompute"
             )
         if _is_padded(flight):
-            name = type(replica.policy).__name__
-            raise ProfileError(f"engine: {name} pads its batches, which the engine does not run")
+            name = called(replica.policy)
+            raise ProfileError(
+                f"engine: policy {name} pads its batches, which the engine does not run"
+            )
         decoding = [r for r in replica.state.running if r.group is not None] if flight.ticks else []
         gpu_ns = self.runner.run(replica.kv, list(replica.lives), flight.chunks, decoding)
         end = max(self.clock.now_ns(), flight.start_ns + 1)

@@ -71,11 +71,11 @@ def test_with_two_pools_the_bandwidth_is_that_of_the_transfer() -> None:
         (["prefix_fetch.bandwidth=1e9"], "prefix_fetch has no such option; try bandwidth_bytes"),
         (
             ["prefix_fetch.bandwidth_bytes_per_s=1e9", "policy.prefix_cache=false"],
-            "prefix_fetch: TokenBudget has no cache of blocks",
+            "prefix_fetch: policy vllm-v1 has no cache of blocks",
         ),
         (
             ["prefix_fetch.bandwidth_bytes_per_s=1e9", "policy.host_cache_blocks=5"],
-            "prefix_fetch: TokenBudget has no cache of blocks on the GPU alone",
+            "prefix_fetch: policy vllm-v1 has no cache of blocks on the GPU alone",
         ),
         (["router_snapshot_s=0.1"], "router: mooncake: looks into caches"),
     ],

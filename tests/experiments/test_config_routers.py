@@ -267,7 +267,7 @@ CACHED = {"policy": {"name": "vllm-v1", "prefix_cache": True}}
         ({"router_snapshot_s": 1}, "router_snapshot_s 1 has no effect: the routers go by nothing"),
         ({"router_snapshot_s": 1, "router": "prefix-aware"}, "router_snapshot_s 1 has no effect"),
         (
-            {"router_snapshot_s": 1, "router": "least-kv", "replicas": 1},
+            {"router_snapshot_s": 1, "replicas": 1},
             "router_snapshot_s 1 has no effect: no router has a choice",
         ),
         ({"router_snapshot_s": 1, "router": "least-kv"}, ""),

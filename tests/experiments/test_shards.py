@@ -71,7 +71,7 @@ def test_a_mix_with_cancellations_keeps_its_order() -> None:
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        ({"router": "least-outstanding"}, "router: LeastOutstanding"),
+        ({"router": "least-outstanding"}, "router: least-outstanding"),
         ({"events": [{"at_s": 1, "what": "fail", "replica": 0}]}, "events"),
         ({"admission": {"max_waiting_per_replica": 4}}, "admission"),
         ({"record": {"decisions": True}}, r"record\.decisions"),

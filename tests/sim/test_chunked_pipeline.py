@@ -162,7 +162,7 @@ def test_blocks_can_be_found_from_when_they_are_scheduled(fast: bool) -> None:
 
 
 def test_only_for_policies_that_cut_prompts() -> None:
-    with pytest.raises(ConfigError, match="chunked_pipeline: policy Orca computes prompts whole"):
+    with pytest.raises(ConfigError, match="chunked_pipeline: policy orca computes prompts whole"):
         run([(0, 4, 1)], replace(spec(), policy=POLICIES["orca"]()))
 
 

@@ -136,7 +136,7 @@ def test_a_local_request_that_is_given_up_leaves_nothing(fast_forward: bool) -> 
 
 
 def test_a_policy_that_never_prefills_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="local_prefill: policy StaticBatching"):
+    with pytest.raises(ConfigError, match="local_prefill: policy static forms"):
         local([(0, 4, 2)], pools([V1], [replica("static", 10)]))
 
 

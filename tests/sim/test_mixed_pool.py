@@ -170,7 +170,7 @@ def replace_patience(arrival: Arrival, patience_ns: int) -> Arrival:
     ("cluster", "message"),
     [
         (colocated("orca"), "mixed_pool: there is one pool"),
-        (two_pools("static"), "mixed_pool: policy StaticBatching of pool prefill forms batches"),
+        (two_pools("static"), "mixed_pool: policy static of pool prefill forms batches"),
         (two_pools("orca", again=True), "mixed_pool: with recompute_last_token"),
         (
             replace(two_pools("orca"), local_prefill=LocalPrefill()),

@@ -312,7 +312,7 @@ def test_the_time_of_a_prefill_is_that_of_its_chunks() -> None:
 
 def test_caches_have_to_be_of_one_kind() -> None:
     plain = ReplicaSpec(POLICIES["vllm-v1"](), 100, STEP, block_tokens=4, kv_bytes_per_token=1)
-    with pytest.raises(ConfigError, match="prefix_fetch: TokenBudget has no cache"):
+    with pytest.raises(ConfigError, match="prefix_fetch: policy vllm-v1 has no cache"):
         pool([0], plain)
     with pytest.raises(ConfigError, match="blocks of one size"):
         pool([0], spec(), replace(spec(), block_tokens=8))

@@ -281,7 +281,7 @@ def test_least_kv_spreads_what_comes_at_once(snapshot: int, fast_forward: bool) 
 def test_a_router_that_looks_into_caches_is_refused() -> None:
     cluster, _ = adapter.build({"requests": [], "replicas": [LARGE]})
 
-    with pytest.raises(ConfigError, match="router_snapshot_s: router KVAware looks into caches"):
+    with pytest.raises(ConfigError, match="router_snapshot_s: router kv-aware looks into caches"):
         replace(cluster.entry, router=KVAware(), snapshot_ns=1)
 
 

@@ -147,13 +147,13 @@ def test_pipelines() -> None:
 def test_what_makes_replicas_interact_is_refused_by_its_key() -> None:
     plain = cluster_of("vllm-v1", RoundRobin())
     refuse(plain)
-    with pytest.raises(ConfigError, match=r"^shards: router: LeastOutstanding chooses by what"):
+    with pytest.raises(ConfigError, match=r"^shards: router: least-outstanding chooses by what"):
         refuse(cluster_of("vllm-v1", LeastOutstanding()))
-    with pytest.raises(ConfigError, match=r"router: ConsistentHash"):
+    with pytest.raises(ConfigError, match=r"router: consistent-hash"):
         refuse(cluster_of("vllm-v1", ConsistentHash()))
-    with pytest.raises(ConfigError, match=r"router: SessionAffinity"):
+    with pytest.raises(ConfigError, match=r"router: session-affinity"):
         refuse(cluster_of("vllm-v1", SessionAffinity()))
-    with pytest.raises(ConfigError, match=r"router: ClassAware"):
+    with pytest.raises(ConfigError, match=r"router: class-aware"):
         refuse(
             cluster_of("vllm-v1", ClassAware({"a": [0]}, overflow={"a": 3}, within=RoundRobin()))
         )

@@ -341,8 +341,8 @@ def test_what_cannot_work_is_refused() -> None:
     two = {"requests": one["requests"], "disaggregated": pools([made], [made])}
     staged = {**made, "stages": [{"base_s": 1e-6}] * 2}
     for spec, message in (
-        (two, "policy LongestPrefix: not modelled on a prefill replica"),
-        ({**one, "replicas": [staged]}, "policy LongestPrefix: not modelled on a pipeline"),
+        (two, "policy sglang: not modelled on a prefill replica"),
+        ({**one, "replicas": [staged]}, "policy sglang: not modelled on a pipeline"),
         (spec_of((0, 8, 1, None), mixed_chunk=True), "mixed_chunk: true is not modelled"),
         (spec_of((0, 8, 1, None), page_size=101), "page_size: 101 is more than the 100 tokens"),
         (

@@ -252,7 +252,7 @@ def test_nobody_waits_for_what_was_called_off() -> None:
 @pytest.mark.parametrize("pad", [True, "attention"])
 def test_padded_batches_are_refused(pad: object) -> None:
     options = {**POLICY_OPTIONS["static"], "pad_prompts": pad}
-    with pytest.raises(ProfileError, match="StaticBatching pads its batches"):
+    with pytest.raises(ProfileError, match="policy static pads its batches"):
         serve(rank(), "static", options=options)
 
 
