@@ -7,9 +7,10 @@ by compute, decodes by reading weights and KV, waiting for blocks by the size of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Advice(NamedTuple):
@@ -18,7 +19,8 @@ class Advice(NamedTuple):
     Attributes:
         words: What the request is doing, or what is done to it, behind "it spent that time".
         resource: What it is short of.
-        help: What usually makes it shorter.
+        help: What usually makes it shorter, where replicas do both prefills and decodes; see
+            `help_for`.
     """
 
     words: str
@@ -33,6 +35,86 @@ _SHORTER_STEPS = "chunked prefills or a smaller token budget make steps shorter"
 _LESS_PREFILL = "more replicas or GPUs, a prefix cache, or a pool of its own for prefills"
 _MORE_KV = "more KV blocks (GPUs, fp8 KV, a smaller model) or fewer requests at a time"
 _FASTER_LINKS = "faster or more links, layer-wise sending, or fewer tokens to move"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a variant does already, which is no advice any more.
+
+    Attributes:
+        pools: Prefills and decodes have pools of their own.
+        chunked: Prompts are computed in chunks, where requests are prefilled.
+        mixed: Decodes go on in the steps of prefills.
+        cached: There is a prefix cache.
+        failed_ns: When the first replica failed; None if none did.
+    """
+
+    pools: bool = False
+    chunked: bool = False
+    mixed: bool = False
+    cached: bool = False
+    failed_ns: int | None = None
+
+
+def setting_of(config: Mapping[str, Any], failed_ns: int | None = None) -> Setting:
+    """The setting of one variant.
+
+    Args:
+        config: The resolved config, as `Experiment` is dumped.
+        failed_ns: When the first replica failed; None if none did.
+    """
+    pools = config["pools"]
+    entry = pools.get("colocated") or pools["prefill"]
+    policy = entry["policy"]
+    name, chunk = policy["name"], policy.get("chunked_prefill_size", 8192)
+    mixes = name in ("sarathi", "vllm-v1")
+    sliced = name == "sglang" and chunk is not None
+    return Setting(
+        pools=pools.get("colocated") is None,
+        chunked=mixes or sliced,
+        mixed=mixes or name == "orca" or (sliced and bool(policy.get("mixed_chunk"))),
+        cached=bool(policy.get("prefix_cache", name == "sglang")),
+        failed_ns=failed_ns,
+    )
+
+
+def help_for(phase: str, setting: Setting, end_ns: int = 0) -> str:
+    """What usually makes a phase shorter in this setting.
+
+    Args:
+        phase: One of `sim.attribution.PHASES`.
+        setting: Of the variant.
+        end_ns: End of the time that is told of: what failed later has no part in it.
+    """
+    of_pools = _IN_POOLS.get(phase) if setting.pools else None
+    said = of_pools or _OF_SETTING.get(phase, lambda _: ADVICE[phase].help)(setting)
+    after_failure = setting.failed_ns is not None and setting.failed_ns < end_ns
+    if after_failure and phase in _LONGER_AFTER_FAILURES:
+        return f"spare replicas or a shorter restart, as a replica had failed before; else {said}"
+    return said
+
+
+def _less_prefill(setting: Setting) -> str:
+    helps = ["more prefill replicas or GPUs" if setting.pools else "more replicas or GPUs"]
+    helps += [] if setting.cached else ["a prefix cache"]
+    helps += [] if setting.pools else ["a pool of its own for prefills"]
+    return ", or ".join([*filter(None, [", ".join(helps[:-1])]), helps[-1]])
+
+
+def _shorter_steps(setting: Setting) -> str:
+    return "a smaller token budget makes steps shorter" if setting.chunked else _SHORTER_STEPS
+
+
+def _own_steps(setting: Setting) -> str:
+    """Against decodes in the steps of prefills."""
+    if setting.pools:
+        return "fewer requests whose prefills and decodes share a replica"
+    return "a pool of its own for prefills" if setting.chunked else ADVICE["prefill_decodes"].help
+
+
+def _unstalled(setting: Setting) -> str:
+    return "two pools, or more replicas" if setting.mixed else ADVICE["stall"].help
+
 
 ADVICE: Mapping[str, Advice] = MappingProxyType(
     {
@@ -117,6 +199,40 @@ ADVICE: Mapping[str, Advice] = MappingProxyType(
         ),
         "migration": Advice("standing still for its migration", NETWORK, "fewer or smaller moves"),
         "lost": Advice("in steps that gave it nothing", REPLICAS, "fewer failures"),
+        "reprefill_failure": Advice(
+            "computing again what it had lost with a replica", REPLICAS, "fewer failures"
+        ),
         "other": Advice("on anything else", LIMIT, "nothing shipped spends time here"),
     }
 )
+
+_OF_SETTING: Mapping[str, Callable[[Setting], str]] = MappingProxyType(
+    {
+        "queue_step": _shorter_steps,
+        "queue_budget": lambda setting: f"a larger token budget; {_less_prefill(setting)}",
+        "prefill": _less_prefill,
+        "prefill_others": _less_prefill,
+        "prefill_decodes": _own_steps,
+        "between": lambda setting: f"a larger token budget; {_less_prefill(setting)}",
+        "stall": _unstalled,
+    }
+)
+"""Of phases whose help depends on what a variant does already."""
+_IN_POOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "queue_seat": "a higher limit of running requests, or more prefill replicas",
+        "decode_others": "smaller batches, or more decode replicas",
+        "decode_prefills": "fewer prefills on the decode side, or a smaller token budget there",
+        "stall": "more decode replicas, fewer prefills on the decode side, or transfers that do "
+        "not block decodes",
+    }
+)
+"""What helps where prefills and decodes have pools of their own already."""
+_LONGER_AFTER_FAILURES = frozenset(
+    {
+        *("queue_step", "queue_seat", "queue_budget", "queue_memory", "queue_held"),
+        *("queue_no_replica", "queue_other", "between", "prefill_others", "decode_others"),
+        *("decode_prefills", "stall", "preempted", "reprefill", "transfer_queue", "loaded", "lost"),
+    }
+)
+"""Phases that grow while fewer replicas have to do the same work, and after that."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.advice import ADVICE
+from experiments.advice import ADVICE, Setting, help_for
 from sim.attribution import E2E_COLUMNS, PHASES, TTFT_COLUMNS
 from sim.errors import ConfigError, nearest
 from sim.metrics import NS_PER_S, Ints, Requests
-from sim.records import FINISHED
+from sim.records import CHANGES, FINISHED
 from sim.slo import NO_CLASS, request_classes, select
 
 MOST_REQUESTS = 200_000
@@ -42,11 +42,13 @@ class Split:
         whole: ``e2e`` or ``ttft``.
         ns: Of each phase that has any, in the order of `PHASES`; below 0 where other decodes or
             prefills in a step made it shorter.
+        end_ns: The instant at which it was over.
     """
 
     index: int
     whole: str
     ns: Mapping[str, int]
+    end_ns: int = 0
 
     @property
     def total_ns(self) -> int:
@@ -78,6 +80,17 @@ class Split:
         }
 
 
+def first_failure_ns(changes: Mapping[str, Ints]) -> int | None:
+    """When the first replica failed, by the columns `sim.records.CHANGE_COLUMNS`; None if none did.
+
+    Columns may be absent, as those of old bundles are.
+    """
+    if not len(changes.get("time_ns", ())):
+        return None
+    times = changes["time_ns"][changes["change"] == CHANGES.index("failed")]
+    return int(times.min()) if len(times) else None
+
+
 def is_attributed(requests: Requests) -> bool:
     """Whether a table says where time went."""
     return "e2e_prefill_ns" in requests
@@ -90,8 +103,11 @@ def without_phases(requests: Requests) -> dict[str, Any]:
 
 def split_of(requests: Requests, row: int, whole: str = "e2e") -> Split:
     """The time of the request in one row of a table."""
-    ns = {name: int(requests[f"{whole}_{name}_ns"][row]) for name in PHASES}
-    return Split(int(requests["index"][row]), whole, {name: t for name, t in ns.items() if t})
+    columns = {name: f"{whole}_{name}_ns" for name in PHASES}  # an older bundle may lack some
+    ns = {name: int(requests[key][row]) for name, key in columns.items() if key in requests}
+    spent = {name: t for name, t in ns.items() if t}
+    end_ns = int(requests["arrival_ns"][row]) + sum(ns.values())
+    return Split(int(requests["index"][row]), whole, spent, end_ns)
 
 
 def at_rank(requests: Requests, share: float, whole: str = "e2e") -> Split | None:
@@ -110,32 +126,33 @@ def _length_ns(requests: Requests, whole: str) -> Ints:
     return length
 
 
-def summarize(measured: Requests) -> dict[str, Any]:
+def summarize(measured: Requests, setting: Setting) -> dict[str, Any]:
     """What ``summary.json`` says: by class (all requests: ``overall``), what, and rank.
 
     Args:
         measured: The requests of the measurement window.
+        setting: Of the variant: what helps depends on it.
 
     Returns:
         Empty where time is not attributed.
     """
     if not is_attributed(measured):
         return {}
-    blocks = {"overall": _block(measured, "")}
+    blocks = {"overall": _block(measured, "", setting)}
     names = request_classes(measured)
     present = [name for name in np.unique(names).tolist() if name != NO_CLASS]
     if len(present) > 1:
-        blocks |= {name: _block(select(measured, names == name), name) for name in present}
+        blocks |= {name: _block(select(measured, names == name), name, setting) for name in present}
     return {name: block for name, block in blocks.items() if block}
 
 
-def _block(requests: Requests, name: str) -> dict[str, Any]:
+def _block(requests: Requests, name: str, setting: Setting) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for whole in WHOLES:
         splits = {rank: at_rank(requests, share, whole) for rank, share in RANKS.items()}
         found |= {
             whole: {
-                rank: split.values() | {"sentence": sentence(split, rank, name)}
+                rank: split.values() | {"sentence": sentence(split, setting, rank, name)}
                 for rank, split in splits.items()
                 if split is not None
             }
@@ -147,7 +164,7 @@ _RANK_WORDS = {"median": "The median request", "p99": "The P99 request"}
 _WHOLE_WORDS = {"e2e": "E2E", "ttft": "TTFT"}
 
 
-def sentence(split: Split, rank: str = "", request_class: str = "") -> str:
+def sentence(split: Split, setting: Setting, rank: str = "", request_class: str = "") -> str:
     """One sentence: the dominant phase, the bottleneck resource, and what usually helps."""
     who = _RANK_WORDS.get(rank, f"Request {split.index}")
     if request_class:
@@ -158,10 +175,23 @@ def sentence(split: Split, rank: str = "", request_class: str = "") -> str:
         return f"{whole} took no time."
     phase, advice = split.dominant, ADVICE[split.dominant]
     resource, ns = next(iter(split.resources().items()))
+    helps = help_for(phase, setting, split.end_ns)
     return (
         f"{whole} spent {split.ns[phase] / total:.0%} of that {advice.words}; {ns / total:.0%} of "
-        f"it hangs on {resource}. What usually helps: {advice.help}."
+        f"it hangs on {resource}.{_failures(split, setting)} What usually helps: {helps}."
     )
+
+
+_BY_FAILURES = ("queue_no_replica", "lost", "reprefill_failure")
+
+
+def _failures(split: Split, setting: Setting) -> str:
+    """What failures of replicas took from a request; a step may also be lost as its client left."""
+    failed = setting.failed_ns is not None and setting.failed_ns < split.end_ns
+    if not failed or not (split.ns.keys() & {"queue_no_replica", "reprefill_failure"}):
+        return ""
+    ns = sum(split.ns.get(phase, 0) for phase in _BY_FAILURES)
+    return f" Failures of replicas took {seconds(ns)} of it ({ns / split.total_ns:.0%})."
 
 
 def seconds(ns: int) -> str:

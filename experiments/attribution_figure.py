@@ -29,7 +29,7 @@ SHADES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "step extra": ("#f0e442", "#c9bd1e", "#8f860f"),
         "memory": ("#cc79a7", "#a3477d", "#e3b3cd", "#7a2f5b", "#f1d9e6"),
         "transfer": ("#6a51a3", "#9e8ac8", "#c6bce0", "#463075"),
-        "lost": ("#000000",),
+        "lost": ("#000000", "#8b0000"),
         "other": ("#ffffff",),
     }
 )
@@ -86,10 +86,11 @@ def _drawing(bundles: Sequence[RunBundle], whole: str, request_class: str | None
     about = (
         "Where the time of one request went: that of the median and that of the P99 by "
         f"{whole.upper()}, of each variant. Below each bar stands its length. Parts below 0 were "
-        "made shorter by what ran beside. " + " ".join(said)
+        "made shorter by what ran beside."
     )
     if len(bundles) > len(shown):
         about += f" The first {len(shown)} of {len(bundles)} variants."
+    about = "\n".join([about, *said])
 
     def make(style: Style, _: XScale) -> go.Figure:
         return _stacked(bars, whole, style)

@@ -15,15 +15,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from experiments import cluster, engines, idle_keys, layers, strict_yaml, topology
+from experiments import cluster, engines, idle_keys, layers, places, strict_yaml, topology
 from experiments.answer import Answer, read_answer
 from experiments.check_config import check
 from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
 from experiments.parts import NEED_PREDICTOR
-from experiments.schema import FILE_KEYS, LONGEST_LABEL, SCHEMA_VERSION, Experiment, Pool
+from experiments.schema import LONGEST_LABEL, SCHEMA_VERSION, Experiment, Pool
 from experiments.suggested import suggested_slo
 from policies import POLICIES
 from sim.errors import ConfigError
@@ -648,14 +648,13 @@ def _line(errors: Sequence[Any], said: _Said) -> str:
     # A slip in a key that is required gives two errors; the unknown key says more.
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     first = (unknown or errors)[0]
-    place = first["loc"]
+    place = places.as_written(first["loc"])
+    where = said.where(*place)
     if first["type"] == "extra_forbidden":
-        owner, known = _known(place[:-1])
-        noun = "key" if len(place) == 1 else "option"
-        hint = suggestion(str(place[-1]), known)
-        return f"{said.where(*place)}: {owner} has no such {noun}; {hint}"
+        return f"{where}: {places.unknown_key(place)}"
     hint = _WHAT_IS_NEEDED.get(str(place[-1]), "") if first["type"] == "missing" else ""
-    return f"{said.where(*place)}: {explain([e for e in errors if e['loc'] == place])}{hint}"
+    same = [each for each in errors if places.as_written(each["loc"]) == place]
+    return f"{where}: {explain(same)}{hint}"
 
 
 _WHAT_IS_NEEDED: Mapping[str, str] = MappingProxyType(
@@ -668,25 +667,3 @@ _WHAT_IS_NEEDED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Said of a required key that is missing."""
-
-
-def _known(path: Sequence[str | int]) -> tuple[str, Iterable[str]]:
-    """What owns the keys at a path of `Experiment`, and which keys those are."""
-    if not path:
-        return "a config", FILE_KEYS
-    model: type[BaseModel] = Experiment
-    for part in path:
-        field = model.model_fields.get(str(part))
-        if field is not None:
-            model = _model_in(field.annotation)
-    in_pool = path[0] == "pools" and len(path) == 2
-    more = ("engine", *engines.FLAGS) if in_pool else ()
-    owner = "a part of a mix" if isinstance(path[-1], int) else str(path[-1])
-    return owner, (*model.model_fields, *more)
-
-
-def _model_in(annotation: Any) -> type[BaseModel]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = [_model_in(part) for part in getattr(annotation, "__args__", ())]
-    return next((part for part in inner if part is not BaseModel), BaseModel)

@@ -39,7 +39,7 @@ def explain(
     """
     from json import dumps
 
-    from experiments import attribution, bundle, story
+    from experiments import advice, attribution, bundle, story
     from sim.errors import ConfigError
 
     if request is not None and worst is not None:
@@ -59,8 +59,9 @@ def explain(
     else:
         assert worst is not None
         rows = attribution.worst(found.requests, *worst)
+    setting = advice.setting_of(found.config, attribution.first_failure_ns(found.changes))
     if json:
-        typer.echo(dumps([story.values_of(found.requests, row) for row in rows], indent=1))
+        typer.echo(dumps([story.values_of(found.requests, row, setting) for row in rows], indent=1))
     else:
-        texts = [story.render(found.requests, row, found.label) for row in rows]
+        texts = [story.render(found.requests, row, found.label, setting) for row in rows]
         typer.echo("\n\n".join(texts) or f"{found.label}: no request has {worst and worst[0]}")

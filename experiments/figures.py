@@ -357,7 +357,8 @@ def write_sections(path: Path, heading: str, about: Sequence[str], sections: Seq
 
 
 def section(name: str, title: str, about: str, made: go.Figure) -> str:
-    """A figure with its heading, as HTML for `write_sections`; title and text are plain."""
+    """A figure with its heading, as HTML for `write_sections`; title and text are plain, each line
+    of the text is a paragraph."""
     from plotly.io import to_html
 
     body = to_html(
@@ -368,7 +369,8 @@ def section(name: str, title: str, about: str, made: go.Figure) -> str:
         div_id=name,
         config=_TOOLBAR,
     )
-    return f"<h2>{html.escape(title)}</h2>\n<p>{html.escape(about)}</p>\n{body}"
+    paragraphs = "\n".join(f"<p>{html.escape(line)}</p>" for line in about.split("\n"))
+    return f"<h2>{html.escape(title)}</h2>\n{paragraphs}\n{body}"
 
 
 _TOOLBAR = {

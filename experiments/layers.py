@@ -8,7 +8,8 @@ from typing import Any
 
 from experiments import engines
 from experiments.explain import shown
-from experiments.names import canonical, suggestion
+from experiments.names import canonical
+from experiments.places import unknown_key
 from experiments.schema import POOL_KEYS, Pools
 from sim.errors import ConfigError
 
@@ -234,8 +235,7 @@ def with_pools(config: Layer, where: str) -> Layer:
 def _check_layout(pools: Mapping[str, Any], where: str) -> None:
     for key in pools:
         if key not in Pools.model_fields:
-            hint = suggestion(key, Pools.model_fields)
-            raise ConfigError(f"{where}pools.{key}: pools has no such option; {hint}")
+            raise ConfigError(f"{where}pools.{key}: {unknown_key(('pools', key))}")
     if not pools:
         raise ConfigError(
             f"{where}pools: {{}}: expected colocated, or prefill, decode and transfer"

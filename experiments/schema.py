@@ -315,6 +315,10 @@ class Autoscale(Strict):
 
 
 def _listed(value: object) -> object:
+    value = _whole(value)
+    if isinstance(value, bool) or not isinstance(value, int | list | None):
+        said = str(value).lower() if isinstance(value, bool) else value
+        raise ValueError(f"{said}: expected the number of a node, or a list of them")
     return [value] if isinstance(value, int) else value
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.advice import ADVICE
+from experiments.advice import ADVICE, Setting
 from experiments.attribution import Split, seconds, sentence, split_of
 from sim.attribution import GROUPS
 from sim.metrics import Requests
@@ -34,7 +34,7 @@ WIDTH = 60
 """Characters of a timeline."""
 
 
-def values_of(requests: Requests, row: int) -> dict[str, Any]:
+def values_of(requests: Requests, row: int, setting: Setting) -> dict[str, Any]:
     """A request and where its time went, as plain values for JSON, times in ns."""
     e2e, ttft = split_of(requests, row, "e2e"), split_of(requests, row, "ttft")
     came = int(requests["first_token_ns"][row]) >= 0
@@ -58,8 +58,8 @@ def values_of(requests: Requests, row: int) -> dict[str, Any]:
         "state": STATES[int(requests["state"][row])],
         **instants,
         **counts,
-        "e2e": e2e.values() | {"sentence": sentence(e2e)},
-        "ttft": ttft.values() | {"sentence": sentence(ttft)} if came else None,
+        "e2e": e2e.values() | {"sentence": sentence(e2e, setting)},
+        "ttft": ttft.values() | {"sentence": sentence(ttft, setting)} if came else None,
         "decode_ns": _after(e2e, ttft) if came else None,
     }
 
@@ -70,9 +70,9 @@ def _after(e2e: Split, ttft: Split) -> dict[str, int]:
     return {name: ns for name, ns in rest.items() if ns}
 
 
-def render(requests: Requests, row: int, label: str) -> str:
+def render(requests: Requests, row: int, label: str, setting: Setting) -> str:
     """A request as text for a terminal."""
-    told = values_of(requests, row)
+    told = values_of(requests, row, setting)
     kind = f", class {told['request_class']}" if "request_class" in told else ""
     lines = [
         f"request {told['index']} of {label}{kind}: {told['state']}, prompt "

@@ -210,6 +210,8 @@ def _measures() -> list[Column]:
 
 
 _OF_SOME = (
+    Column("decode_wait_s_mean", METRICS["decode_wait"].title, "mean (s)", "lower"),
+    Column("decode_wait_s_p99", METRICS["decode_wait"].title, "P99 (s)", "lower"),
     Column("swap_outs", "Swapped", "out", "lower"),
     Column("prefix_hit_rate_tokens", "Prefix", "hits (%)", "higher", 100.0),
     Column("tier_hit_rate_tokens", "Of them from", "host, disk (% of all)", "higher", 100.0),
@@ -230,19 +232,27 @@ def _said_of_some(bundles: Sequence[RunHead], request_class: str | None) -> list
     return [
         column
         for column in _OF_SOME
-        if any(_says(column, block.get(column.key)) for block in blocks)
+        if any(_says(column, _number(column, block)) for block in blocks)
     ]
 
 
-def _says(column: Column, value: float | None) -> bool:
-    return value is not None and value > _EVEN.get(column.key, -math.inf)
+def _number(column: Column, block: Mapping[str, Any]) -> Value:
+    """The value of a column that stands for some; of a distribution the key ends in what of it."""
+    name, _, statistic = column.key.rpartition("_")
+    spread = block.get(name)
+    found: Value = spread.get(statistic) if isinstance(spread, Mapping) else block.get(column.key)
+    return found
+
+
+def _says(column: Column, value: Value) -> bool:
+    return isinstance(value, int | float) and value > _EVEN.get(column.key, -math.inf)
 
 
 def _if_there(
     bundle: RunHead, columns: Sequence[Column], request_class: str | None
 ) -> tuple[Value, ...]:
     block = metrics_of(bundle, request_class)
-    return tuple(block.get(column.key) for column in columns)
+    return tuple(_number(column, block) for column in columns)
 
 
 def _row(

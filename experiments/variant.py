@@ -27,6 +27,7 @@ from experiments import (
     topology,
     transfers,
 )
+from experiments.advice import setting_of
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.notes import thrashing
@@ -370,10 +371,12 @@ def _bundle(
             if replica.staged_bytes
         },
     )
-    if split := attribution.summarize(select(requests, mask)):
+    config = experiment.model_dump(mode="json", exclude_none=True)
+    setting = setting_of(config, attribution.first_failure_ns(result.changes))
+    if split := attribution.summarize(select(requests, mask), setting):
         summary["attribution"] = split
     return Bundle(
-        config=experiment.model_dump(mode="json", exclude_none=True),
+        config=config,
         environment={},
         requests=requests,
         reasons=result.reasons,

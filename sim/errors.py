@@ -50,8 +50,16 @@ def called(part: object) -> str:
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` was probably meant to be, or None."""
-    return next(iter(difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.5)), None)
+    """The choice that `word` was probably meant to be, or None.
+
+    Of choices that `word` begins, as where only a unit is missing, the shortest one; else one that
+    is spelled like it.
+    """
+    names = sorted(choices)
+    begun = [choice for choice in names if word and choice.startswith(f"{word}_")]
+    if begun:
+        return min(begun, key=lambda choice: (len(choice), choice))
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.5)), None)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

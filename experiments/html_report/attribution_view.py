@@ -59,6 +59,7 @@ NAMES = MappingProxyType(
         "loaded": "KV there, waiting to join",
         "migration": "stopped for migration",
         "lost": "lost steps",
+        "reprefill_failure": "prefilled again after a failure",
         "other": "other",
     }
 )

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 import phasewise
 from experiments import attribution, bundle
-from experiments.advice import ADVICE
+from experiments.advice import ADVICE, Setting, help_for, setting_of
 from experiments.attribution_figure import attribution_drawings, color_of
 from experiments.cli import app
+from experiments.figures import section
 from experiments.looks import SCREEN, STYLES
 from sim.attribution import E2E_COLUMNS, PHASES
 from sim.errors import ConfigError
@@ -80,20 +81,103 @@ def test_ranks_are_those_of_the_sorted_requests() -> None:
     assert last is not None
     assert (median.index, last.index) == (2, 0)  # the fourth was rejected
     assert last.dominant == "stall"
-    assert "stalled while steps of others ran" in attribution.sentence(last, "p99")
+    assert "stalled while steps of others ran" in attribution.sentence(last, Setting(), "p99")
 
 
 def test_the_sentence_names_phase_resource_and_help() -> None:
     split = attribution.Split(3, "e2e", {"queue_memory": 600, "preempted": 150, "decode_gpu": 250})
-    said = attribution.sentence(split, "p99", "chat")
+    said = attribution.sentence(split, Setting(), "p99", "chat")
     assert said.startswith("The P99 request of class chat (E2E 1 us) spent 60% of that waiting for")
     assert "75% of it hangs on KV capacity" in said
     assert ADVICE["queue_memory"].help in said
 
 
+POOL = "a pool of its own for prefills"
+TWO = {"replicas": 1, "policy": {"name": "sarathi"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "chunked", "mixed", "cached"),
+    [
+        ({"name": "vllm-v0"}, False, False, False),
+        ({"name": "orca"}, False, True, False),
+        ({"name": "vllm-v1", "prefix_cache": True}, True, True, True),
+        ({"name": "sarathi"}, True, True, False),
+        ({"name": "sglang"}, True, False, True),
+        ({"name": "sglang", "mixed_chunk": True, "prefix_cache": False}, True, True, False),
+        ({"name": "sglang", "chunked_prefill_size": None, "mixed_chunk": True}, False, False, True),
+    ],
+)
+def test_what_a_variant_does_already(
+    policy: dict[str, Any], chunked: bool, mixed: bool, cached: bool
+) -> None:
+    alone = setting_of({"pools": {"colocated": {"policy": policy}}})
+    assert alone == Setting(False, chunked, mixed, cached)
+    two = {"prefill": {"policy": policy}, "decode": TWO, "transfer": {}}
+    assert setting_of({"pools": two}, 7) == Setting(True, chunked, mixed, cached, 7)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_nobody_is_told_to_do_what_is_done_already(phase: str) -> None:
+    split = help_for(phase, Setting(pools=True))
+    assert "pool of its own" not in split
+    assert "pool of their own" not in split
+    assert "two pools" not in split
+    chunks = help_for(phase, Setting(chunked=True, mixed=True))
+    assert "chunked prefills" not in chunks
+    assert "prefills in steps" not in chunks
+    assert "a prefix cache" not in help_for(phase, Setting(cached=True))
+    assert help_for(phase, Setting()) == ADVICE[phase].help
+
+
+def test_help_is_still_given_where_it_is_none_already() -> None:
+    assert POOL in help_for("prefill", Setting(chunked=True, cached=True))
+    assert POOL in help_for("decode_prefills", Setting(mixed=True))
+    assert "a prefix cache" in help_for("prefill", Setting(pools=True))
+    assert help_for("prefill", Setting(pools=True, cached=True)) == "more prefill replicas or GPUs"
+    assert "chunked prefills" in help_for("stall", Setting(chunked=True))  # sglang, not mixed
+
+
+def test_a_wait_after_a_failure_is_told_as_such() -> None:
+    failed = Setting(failed_ns=1_000)
+    for phase in ("queue_budget", "queue_memory", "between", "preempted"):
+        after = help_for(phase, failed, 1_001)
+        assert after.startswith("spare replicas or a shorter restart, as a replica had failed")
+        assert help_for(phase, failed, 1_000) == help_for(phase, Setting())
+    assert help_for("decode_gpu", failed, 1_001) == ADVICE["decode_gpu"].help
+    assert help_for("transfer", failed, 1_001) == ADVICE["transfer"].help
+
+
+def test_the_sentence_of_a_run_goes_by_its_layout_and_its_failures(tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "workload": {
+            "preset": "azure-code-2023",
+            "requests": 60,
+            "arrivals": {"process": "poisson", "rate_per_s": 40},
+        },
+        "model": "llama-3.1-8b",
+        "policy": "sarathi",
+        "pools": {
+            "prefill": {"replicas": 2},
+            "decode": {"replicas": 1},
+            "transfer": {"bandwidth_bytes_per_s": 50e9},
+        },
+    }
+    events = [{"at_s": 0.01, "what": "fail", "pool": "prefill", "replica": 1}]
+    plain, failed = (
+        phasewise.run({**config, "events": made}).bundles[0].summary for made in ([], events)
+    )
+    said = plain["attribution"]["overall"]["ttft"]["p99"]["sentence"]
+    assert "token budget" in said
+    assert POOL not in said
+    assert "failed" not in said
+    after = failed["attribution"]["overall"]["ttft"]["p99"]["sentence"]
+    assert "What usually helps: spare replicas or a shorter restart" in after
+
+
 def test_every_phase_has_advice_and_a_colour_of_its_own() -> None:
     assert set(ADVICE) == set(PHASES)
-    assert len({color_of(phase) for phase in PHASES if not phase.startswith("queue")}) == 25
+    assert len({color_of(phase) for phase in PHASES if not phase.startswith("queue")}) == 26
 
 
 def test_a_bar_for_each_variant_and_rank_adds_up_to_all_of_it(results: Path) -> None:
@@ -101,7 +185,12 @@ def test_a_bar_for_each_variant_and_rank_adds_up_to_all_of_it(results: Path) -> 
     drawings = attribution_drawings(bundles)
     assert [each.key for each in drawings] == ["attribution_e2e", "attribution_ttft"]
     for drawing in drawings:
-        assert "v0: The P99 request" in drawing.about
+        first, *lines = drawing.about.split("\n")
+        assert "P99" in first
+        assert [line.split(":")[0] for line in lines] == ["v0", "v1"]
+        page = section("a", "A", drawing.about, drawing.make(SCREEN, "log"))
+        assert page.count("<p>") == 3
+        assert "<p>v0: The P99 request" in page
         for style in (SCREEN, *STYLES.values()):
             fig = drawing.make(style, "log")
             bars = [trace for trace in fig.data if trace.type == "bar" and trace.xaxis == "x"]
@@ -168,3 +257,16 @@ def test_large_runs_leave_it_out_and_say_so(
 def test_worst_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ConfigError, match="worst: x; choose one of e2e, itl, ttft"):
         attribution.worst({}, "x", 1)
+
+
+def test_the_sentence_says_what_failures_took() -> None:
+    ns = {"decode_gpu": 700, "lost": 50, "reprefill_failure": 250}
+    split = attribution.Split(3, "e2e", ns, 5000)
+    said = attribution.sentence(split, Setting(failed_ns=4500))
+    assert (
+        "70% of it hangs on memory bandwidth. Failures of replicas took 300 ns of it (30%)." in said
+    )
+    assert split.resources() == {"memory bandwidth": 700, "replicas": 300}
+    assert "Failures" not in attribution.sentence(split, Setting(failed_ns=5000))
+    given_up = attribution.Split(3, "e2e", {"decode_gpu": 700, "lost": 50}, 5000)
+    assert "Failures" not in attribution.sentence(given_up, Setting(failed_ns=4500))

@@ -20,6 +20,7 @@ from experiments.tables import (
     to_markdown,
 )
 from sim.errors import ConfigError
+from sim.metrics import distribution
 from sim.records import SERIES_COLUMNS
 from sim.slo import SLO, Windows
 
@@ -276,3 +277,22 @@ def test_numbers_are_shown_to_three_digits(value, text):
 def test_latex_escapes_every_special_character():
     assert escape_latex("#") == r"\#"
     assert "\\textbackslash{}" in escape_latex("\\")
+
+
+def test_where_kv_moves_the_wait_for_it_has_columns() -> None:
+    plain, moved = Run("colocated"), Run("two pools")
+    keys = [column.key for column in compare([plain]).columns]
+    assert not any(key.startswith("decode_wait") for key in keys)
+
+    wait_s = np.full(300, 0.002)
+    wait_s[-10:] = 0.5
+    moved.summary = {
+        **moved.summary,
+        "overall": moved.summary["overall"] | {"decode_wait_s": distribution(wait_s)},
+    }
+    both = compare([plain, moved])
+    assert cells(both, "decode_wait_s_mean") == ["-", "0.0186"]
+    assert cells(both, "decode_wait_s_p99") == ["-", "0.500"]
+    heading = [column.heading for column in both.columns if "decode_wait" in column.key]
+    assert heading == ["Decode-side wait mean (s)", "Decode-side wait P99 (s)"]
+    assert "decode_wait_s_mean,decode_wait_s_p99" in to_csv(both)
