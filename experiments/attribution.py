@@ -39,7 +39,7 @@ class Split:
 
     Attributes:
         index: Of the request, in the trace.
-        whole: ``e2e`` or ``ttft``.
+        whole: ``e2e`` or ``ttft``, or ``decode``: what the first has beyond the second.
         ns: Of each phase that has any, in the order of `PHASES`; below 0 where other decodes or
             prefills in a step made it shorter.
         end_ns: The instant at which it was over.
@@ -110,6 +110,13 @@ def split_of(requests: Requests, row: int, whole: str = "e2e") -> Split:
     return Split(int(requests["index"][row]), whole, spent, end_ns)
 
 
+def decode_of(requests: Requests, row: int) -> Split:
+    """The time of a request after its first token: all gaps between its tokens together."""
+    e2e, ttft = split_of(requests, row, "e2e"), split_of(requests, row, "ttft")
+    rest = {name: e2e.ns.get(name, 0) - ttft.ns.get(name, 0) for name in PHASES}
+    return Split(e2e.index, "decode", {name: t for name, t in rest.items() if t}, e2e.end_ns)
+
+
 def at_rank(requests: Requests, share: float, whole: str = "e2e") -> Split | None:
     """The finished request of nearest rank by E2E or TTFT; None if none has finished."""
     finished = select(requests, requests["state"] == FINISHED)
@@ -161,7 +168,7 @@ def _block(requests: Requests, name: str, setting: Setting) -> dict[str, Any]:
 
 
 _RANK_WORDS = {"median": "The median request", "p99": "The P99 request"}
-_WHOLE_WORDS = {"e2e": "E2E", "ttft": "TTFT"}
+_WHOLE_WORDS = {"e2e": "E2E", "ttft": "TTFT", "decode": "after its first token:"}
 
 
 def sentence(split: Split, setting: Setting, rank: str = "", request_class: str = "") -> str:

@@ -402,9 +402,24 @@ def table(
     comparison = compare(bundles, request_class) if by is None else _by(bundles, by, request_class)
     if name is None:
         show(comparison, _console())
+        _print_first_runs(bundles)
         _print_answers(answers)
     else:
         _print(table_text(comparison, name).rstrip("\n"))
+
+
+def _print_first_runs(heads: Sequence[Head]) -> None:
+    """Which rows of a table are of the first run of several."""
+    runs = {each.label: int(each.config.get("replications", 1)) for each in heads}
+    several = {label: count for label, count in runs.items() if count > 1}
+    if not several:
+        return
+    counts = set(several.values())
+    if len(several) == len(runs) and len(counts) == 1:
+        told = f"the first of {counts.pop()} runs of each variant"
+    else:
+        told = f"the first run of {', '.join(f'{label} ({n})' for label, n in several.items())}"
+    _console().print(f"- The numbers above are of {told}; intervals are of all runs.")
 
 
 def _by(bundles: Sequence[Head], by: str, request_class: str | None) -> Comparison:

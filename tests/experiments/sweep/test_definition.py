@@ -177,3 +177,13 @@ def test_what_is_wrong_is_said_in_one_line(given: Any, message: str) -> None:
     assert message in str(caught.value)
     assert str(caught.value).startswith("c.yaml: sweep")
     assert "\n" not in str(caught.value)
+
+
+def test_steps_that_fall_on_one_number_are_told() -> None:
+    few = {"from": 64, "to": 65, "steps": 5, "whole": True}
+    found = definition({"grid": {"kv.num_blocks": few}})
+    assert len(found.settings()) == 2
+    assert found.notes == (
+        "c.yaml: sweep.grid.kv.num_blocks: 5 steps from 64 to 65 are 2 different whole numbers.",
+    )
+    assert definition({"grid": {"kv.num_blocks": {**few, "steps": 2}}}).notes == ()
