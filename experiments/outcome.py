@@ -168,6 +168,8 @@ def _show_finished(
     if not done:
         return
     repeated = _repeated(jobs, further, out) if further else []
+    if not further:
+        (out / REPEATED).unlink(missing_ok=True)  # of an earlier run with replications
     if as_json:
         told = {} if not repeated else bundle.read_values(out / REPEATED)["variants"]
         _print_json(
@@ -261,9 +263,23 @@ def _print_repeated(variants: Sequence[Repeated]) -> None:
     from experiments.tables import show
     from experiments.uncertainty_table import differences_table, intervals_table
 
+    _print_first_runs(variants)
     show(intervals_table(variants), _console())
     if (differences := differences_table(variants)) is not None:
         show(differences, _console())
+
+
+def _print_first_runs(variants: Sequence[Repeated]) -> None:
+    """What the tables before this are of, as they are of one run of each variant."""
+    counts = {len(each.runs) for each in variants}
+    if counts == {1}:
+        return
+    if len(counts) == 1:
+        told = f"the first of {counts.pop()} runs of each variant"
+    else:
+        several = ", ".join(f"{each.label} of {len(each.runs)}" for each in variants)
+        told = f"the first run of each variant ({several})"
+    _console().print(f"- The numbers above are of {told}; intervals are of all runs.")
 
 
 def _print_answers(answers: Iterable[str]) -> None:
@@ -402,24 +418,9 @@ def table(
     comparison = compare(bundles, request_class) if by is None else _by(bundles, by, request_class)
     if name is None:
         show(comparison, _console())
-        _print_first_runs(bundles)
         _print_answers(answers)
     else:
         _print(table_text(comparison, name).rstrip("\n"))
-
-
-def _print_first_runs(heads: Sequence[Head]) -> None:
-    """Which rows of a table are of the first run of several."""
-    runs = {each.label: int(each.config.get("replications", 1)) for each in heads}
-    several = {label: count for label, count in runs.items() if count > 1}
-    if not several:
-        return
-    counts = set(several.values())
-    if len(several) == len(runs) and len(counts) == 1:
-        told = f"the first of {counts.pop()} runs of each variant"
-    else:
-        told = f"the first run of {', '.join(f'{label} ({n})' for label, n in several.items())}"
-    _console().print(f"- The numbers above are of {told}; intervals are of all runs.")
 
 
 def _by(bundles: Sequence[Head], by: str, request_class: str | None) -> Comparison:

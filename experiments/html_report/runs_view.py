@@ -27,7 +27,7 @@ def runs_of(first: Bundle, folder: Path) -> tuple[Bundle, ...]:
     Raises:
         BundleError: One cannot be read.
     """
-    label = _label(first, folder)
+    label = _label(folder)
     if label is None:
         return (first,)
     others = bundle.read_values(folder.parent / REPEATED)["folders"][label][1:]
@@ -37,10 +37,10 @@ def runs_of(first: Bundle, folder: Path) -> tuple[Bundle, ...]:
     return Repeated.of(label, [first, *read]).runs
 
 
-def _label(head: Head | Bundle, folder: Path) -> str | None:
-    """Its name in ``replications.json``; None where it is not in one, or has no replications."""
+def _label(folder: Path) -> str | None:
+    """Its name in ``replications.json``; None where it is not in one."""
     path = folder.parent / REPEATED
-    if int(head.config.get("replications", 1)) < 2 or not path.is_file():
+    if not path.is_file():
         return None
     known: Mapping[str, Sequence[str]] = bundle.read_values(path)["folders"]
     return next((label for label, runs in known.items() if runs[0] == folder.name), None)
@@ -49,8 +49,8 @@ def _label(head: Head | Bundle, folder: Path) -> str | None:
 def intervals(heads: Sequence[Head], folders: Sequence[Path]) -> dict[str, Any] | None:
     """Which part of the page is of how many runs, and a table of intervals; None without any."""
     told: dict[str, Mapping[str, Any]] = {}
-    for name, head, folder in zip(unique_labels(heads), heads, folders, strict=True):
-        label = _label(head, folder)
+    for name, folder in zip(unique_labels(heads), folders, strict=True):
+        label = _label(folder)
         if label is not None:
             told[name] = bundle.read_values(folder.parent / REPEATED)["variants"][label]
     if not told:

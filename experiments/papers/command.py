@@ -72,7 +72,8 @@ def build(
 
 
 def _in_turn(chosen: Sequence[Redone], out: Path, processes: int, tell: Tell) -> list[Told]:
-    began, told = time.perf_counter(), []
+    began = time.perf_counter()
+    told: list[Told] = []
     for redone in chosen:
         tell(progress(len(told), len(chosen), time.perf_counter() - began))
         told.append(_one(redone, out, processes, tell))
