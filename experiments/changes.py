@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from experiments.availability import availability, over_the_limit, too_late
+from experiments.availability import (
+    availability,
+    left_alone,
+    nobody_there_ns,
+    over_the_limit,
+    too_late,
+)
 from experiments.schema import Change, Drawn, Experiment
 from experiments.startup import exact
 from sim.changes import Change as Made
@@ -115,6 +121,7 @@ def report(experiment: Experiment, result: SimulationResult, summary: dict[str, 
     moved = int(result.requests["rerouted"].sum())
     counts = {name: sum(x["change"] == name for x in changes) for name in CHANGES}
     share = availability(experiment, result, changes, end_ns)
+    nobody = " (a pool of which none is left counts as one that is down)"
     summary["changes"] = {
         "events": changes,
         "counts": counts,
@@ -124,12 +131,18 @@ def report(experiment: Experiment, result: SimulationResult, summary: dict[str, 
     told = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in counts.items() if n)
     lost = sum(int(x["lost"]) for x in changes)
     paid = " Each counts, and is paid for, while it is there." if counts["added"] else ""
-    up = "" if share is None else f" Replicas were up for {share:.2%} of their time."
+    counted = nobody if nobody_there_ns(experiment, result, end_ns) else ""
+    up = "" if share is None else f" Replicas were up for {share:.2%} of their time{counted}."
     return [
         f"events: replicas {told}; requests were lost by a replica {lost:,} times and routed to "
         f"another {moved:,} times.{up}{paid}",
         *notes,
     ]
+
+
+def left_without_replicas(experiment: Experiment, result: SimulationResult) -> list[str]:
+    """Pools that are without replicas as the run ends, while requests are unfinished."""
+    return left_alone(experiment, result, listed(result))
 
 
 def listed(result: SimulationResult) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from experiments import topology
 from experiments.changes import POOL_NAMES
 from experiments.schema import Change, Experiment
 from sim.errors import ConfigError, nearest
@@ -215,6 +216,8 @@ def _check_node(experiment: Experiment, at: int, each: Change, where: Where) -> 
             f"{place}: {each.node}: there are {len(written)} nodes; choose from 0 to "
             f"{len(written) - 1}"
         )
+    if written is None:
+        topology.check_node(experiment, each.node, place)
 
 
 def _check_nodes(experiment: Experiment, counts: dict[str, int], where: Where) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from zlib import crc32
 
 PX_PER_MM = 96 / 25.4
@@ -93,52 +94,60 @@ DASHES: dict[str, tuple[float, ...]] = {
 }
 """Line and gap lengths in widths of the line."""
 
-# After Okabe and Ito (2008), told apart by the colour-blind. In grey the lightness differs less
-# than the eye needs, so the dash differs too.
+# After Okabe and Ito (2008), told apart by the colour-blind; orange, vermilion and sky blue are
+# darker here, since lines need a contrast of 3 with white (WCAG 2.2, 1.4.11), and are still apart
+# for those who see no red or no green. In grey the lightness differs less than the eye needs, so
+# the dash differs too.
 POLICY_LOOKS = {
     "static": ("#000000", "dot"),
-    "orca": ("#e69f00", "dash"),
-    "vllm-v0": ("#d55e00", "dashdot"),
+    "orca": ("#c08400", "dash"),
+    "vllm-v0": ("#a63c00", "dashdot"),
     "vllm-v1": ("#0072b2", "solid"),
     "sarathi": ("#009e73", "longdash"),
-    "disaggregated": ("#56b4e9", "longdashdot"),
+    "disaggregated": ("#3a9bdc", "longdashdot"),
     "sglang": ("#cc79a7", "dashdotdot"),
 }
 """Colour and dash of each policy in all figures."""
 
-# After Tol (2021), muted: for policies of users.
+# After Tol (2021), muted, two of them darker: for policies of users.
 _SPARE_LOOKS = (
     ("#882255", "solid"),
     ("#999933", "dash"),
     ("#332288", "dashdot"),
-    ("#44aa99", "longdash"),
+    ("#3d9a8b", "longdash"),
     ("#661100", "dot"),
-    ("#6699cc", "longdashdot"),
+    ("#6096c8", "longdashdot"),
 )
-_HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9", "#882255")
-"""For curves over time, neighbours far apart in hue and lightness (Okabe and Ito, and Tol)."""
+_HUES = (
+    *("#0072b2", "#a63c00", "#009e73", "#cc79a7", "#000000", "#c08400", "#3a9bdc"),
+    *("#882255", "#332288", "#777777"),
+)
+"""For further variants of a policy: the colours of policies that are not there, and some more;
+neighbours far apart in hue and lightness."""
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down", "cross")
 _PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
-_SHADES = (0.0, 0.4, -0.5, 0.7, -0.3, 0.2, -0.62, 0.82)
-"""How far the second and later variants of a policy are mixed with white, or (negative) black."""
+_DARKER = (0.35, 0.5)
+"""How far hues that come again are mixed with black, and black with white."""
 
 
 def looks(policies: Sequence[str]) -> list[Look]:
     """One look per variant, given its policy: the first of a policy has the policy's own.
 
-    Further variants of the same policy get other shades of its colour, dashes, markers and
-    patterns of bars: eight of each; beyond that they come together in other ways.
+    Further variants of a policy get hues that no policy here has, then darker ones, and other
+    dashes, markers and patterns of bars than the first: eight of each; beyond that they come
+    together in other ways. Every colour has a contrast of at least 3 with white.
     """
     known = POLICY_LOOKS | _spare(policies)
+    more = cycle(_further([known[policy][0] for policy in policies]))
     seen: dict[str, int] = {}
     result = []
     for policy in policies:
         k = seen.get(policy, 0)
         seen[policy] = k + 1
         color, dash = known[policy]
-        turn = k + k // len(_SHADES)
+        turn = k + k // len(_SYMBOLS)
         if k:
-            color = _shade(color, _SHADES[k % len(_SHADES)])
+            color = next(more)
             others = [other for other in DASHES if other != dash]
             dash = others[(k - 1) % len(others)]
         symbol, pattern = _SYMBOLS[turn % len(_SYMBOLS)], _PATTERNS[turn % len(_PATTERNS)]
@@ -146,19 +155,23 @@ def looks(policies: Sequence[str]) -> list[Look]:
     return result
 
 
+def _further(used: Sequence[str]) -> list[str]:
+    """Colours of variants that do not have their policy's own."""
+    free = [hue for hue in _HUES if hue not in used]
+    return free + [_shade(hue, amount) for amount in _DARKER for hue in _HUES]
+
+
 def looks_over_time(policies: Sequence[str]) -> list[Look]:
     """One look per variant for curves over time, which cross and jitter too much for dashes.
 
-    Solid lines in the colours of the policies if these differ, else in as many hues as there are;
-    beyond that they come again with dashes.
+    Solid lines in the colours that `looks` gives; where a colour comes again, with its dash.
     """
-    if len(set(policies)) == len(policies):
-        return [replace(look, dash="solid") for look in looks(policies)]
-    dashes = list(DASHES)
-    return [
-        Look(_HUES[k % len(_HUES)], dashes[k // len(_HUES) % len(dashes)], "circle")
-        for k in range(len(policies))
-    ]
+    seen: set[str] = set()
+    result = []
+    for look in looks(policies):
+        result.append(look if look.color in seen else replace(look, dash="solid"))
+        seen.add(look.color)
+    return result
 
 
 def _spare(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -173,8 +186,8 @@ def _spare(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _shade(color: str, amount: float) -> str:
-    """Mix with white (amount > 0) or black (amount < 0); black itself with white in any case."""
-    target = 255 if amount > 0 or color == "#000000" else 0
+    """Mix with black, or black with white."""
+    target = 255 if color == "#000000" else 0
     parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    mixed = [round(part + abs(amount) * (target - part)) for part in parts]
+    mixed = [round(part + amount * (target - part)) for part in parts]
     return "#" + "".join(f"{part:02x}" for part in mixed)

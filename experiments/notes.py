@@ -93,6 +93,28 @@ def thrashing(recomputed_tokens: int, prompt_tokens: int) -> list[str]:
     ]
 
 
+def done_again(
+    lost_tokens: int, mixed_tokens: int, prompt_tokens: int, causes: Sequence[str]
+) -> list[str]:
+    """One sentence where KV that was lost otherwise is more work than the prompts themselves.
+
+    Args:
+        lost_tokens: Computed and lost, of requests that were never preempted.
+        mixed_tokens: Of those that were preempted and lost KV otherwise as well.
+        prompt_tokens: Of those that finished.
+        causes: Why KV was lost, but for preemptions.
+    """
+    lost = lost_tokens + mixed_tokens
+    if lost <= prompt_tokens or not prompt_tokens:
+        return []
+    also = f", {mixed_tokens:,} of them of requests that were preempted too" if mixed_tokens else ""
+    return [
+        f"lost work: KV of {lost / prompt_tokens:.1f} times as many tokens as prompt tokens were "
+        f"served ({lost:,} against {prompt_tokens:,}) was lost to {' and '.join(causes)}, and "
+        f"computed in vain{also}."
+    ]
+
+
 def identical(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """One sentence for variants whose results are the same to the last digit.
 

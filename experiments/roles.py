@@ -14,6 +14,7 @@ from experiments.startup import exact
 from sim.errors import ConfigError, PhasewiseError
 from sim.metrics import NS_PER_S
 from sim.mixed_pool import MixedPool
+from sim.records import CHANGES
 from sim.roles import RoleSpec
 
 if TYPE_CHECKING:
@@ -83,10 +84,49 @@ def mixed_pool(experiment: Experiment, where: Where) -> MixedPool | None:
     return MixedPool(said.max_prompt_tokens, exact(said.max_kv_share))
 
 
-def report(experiment: Experiment, result: SimulationResult, summary: dict[str, Any]) -> list[str]:
-    """Add how many requests one replica ran whole to the summary, and say it in a sentence."""
-    if experiment.pools.mixed_pool is None:
+def without_effect(experiment: Experiment) -> list[str]:
+    """Minima that keep every replica in its role (`sim.roles`; no replica is added beside)."""
+    said, prefill, decode = (
+        getattr(experiment.pools, key) for key in ("role_switching", "prefill", "decode")
+    )
+    if said is None or prefill.replicas > said.min_prefill or decode.replicas > said.min_decode:
         return []
+    return [
+        f"role_switching has no effect: min_prefill {said.min_prefill} and min_decode "
+        f"{said.min_decode} keep all replicas in their roles."
+    ]
+
+
+def _of_switches(
+    experiment: Experiment, result: SimulationResult, summary: dict[str, Any]
+) -> list[str]:
+    """Add how often replicas changed role by themselves to the summary; none is said as well.
+
+    Those of the list of events are not told apart: there are none beside `role_switching`.
+    """
+    if experiment.pools.role_switching is None:
+        return []
+    codes, places = result.changes.get("change", ()), result.changes.get("replica", ())
+    joined = [
+        result.replicas[place].role
+        for code, place in zip(codes, places, strict=True)
+        if code == CHANGES.index("changed_role")
+    ]
+    to = {role: joined.count(role) for role in ("prefill", "decode")}
+    summary["role_switching"] = to
+    if without_effect(experiment):
+        return []
+    return [
+        f"role_switching: {to['prefill']:,} replicas became prefill replicas and "
+        f"{to['decode']:,} decode replicas."
+    ]
+
+
+def report(experiment: Experiment, result: SimulationResult, summary: dict[str, Any]) -> list[str]:
+    """Add who changed role, and how many requests one replica ran whole, and say so."""
+    switched = _of_switches(experiment, result, summary)
+    if experiment.pools.mixed_pool is None:
+        return switched
     placed, decode = result.requests["replica"], result.requests["decode_replica"]
     whole = (placed >= 0) & (placed == decode)
     decodes = np.array([replica.role == "decode" for replica in result.replicas])

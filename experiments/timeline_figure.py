@@ -66,13 +66,13 @@ def timeline_drawings(bundles: Sequence[RunBundle]) -> list[Drawing]:
     Args:
         bundles: All variants.
     """
-    shown = [each for each in bundles if len(each.series.get("time_ns", ()))]
-    if not any(changes_of(bundle) for bundle in shown):
+    if not any(changes_of(bundle) for bundle in bundles if _has_series(bundle)):
         return []
-    chosen = looks_over_time([bundle.policy for bundle in shown])
+    chosen = looks_over_time([bundle.policy for bundle in bundles])
     runs = [
         _Run(label, look, _curves(bundle), changes_of(bundle))
-        for label, look, bundle in zip(unique_labels(shown), chosen, shown, strict=True)
+        for label, look, bundle in zip(unique_labels(bundles), chosen, bundles, strict=True)
+        if _has_series(bundle)
     ]
     about = (
         "Requests that wait (in queues, or for a replica to come up) and run, KV blocks in use and "
@@ -92,6 +92,10 @@ def timeline_drawings(bundles: Sequence[RunBundle]) -> list[Drawing]:
             lambda style, _: _draw(runs, style),
         )
     ]
+
+
+def _has_series(bundle: RunBundle) -> bool:
+    return bool(len(bundle.series.get("time_ns", ())))
 
 
 def changes_of(bundle: RunBundle) -> list[Mapping[str, Any]]:

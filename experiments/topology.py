@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from sim.topology_sheets import TopologySheet, load_topology
 
 if TYPE_CHECKING:
     from experiments.cluster import Where
+    from sim.cluster import Cluster
     from sim.model_part import ModelPart
 
 
@@ -191,20 +192,26 @@ def shards_of(pool: Pool, model: specs.ModelSpec, stages: Sequence[ModelPart]) -
 
 
 def _check_nodes(experiment: Experiment, role: str, pool: Pool, where: Where) -> None:
-    said = experiment.topology
-    assert said is not None
     place = where("pools", role, "nodes")
     nodes = pool.nodes or []
     if len(set(nodes)) < len(nodes):
         raise ConfigError(f"{place}: {nodes}: names a node twice")
-    if said.nodes is None:
+    for node in nodes:
+        check_node(experiment, node, place)
+
+
+def check_node(experiment: Experiment, node: int, place: str) -> None:
+    """Refuse a number that no node of the topology has; any is one where they are not counted.
+
+    Raises:
+        ConfigError: With the numbers that there are.
+    """
+    said = experiment.topology
+    if said is None or said.nodes is None:
         return
     count = said.nodes + sum(group.nodes for group in said.more_nodes)
-    for node in nodes:
-        if node >= count:
-            raise ConfigError(
-                f"{place}: {node}: there are {count} nodes; choose from 0 to {count - 1}"
-            )
+    if node >= count:
+        raise ConfigError(f"{place}: {node}: there are {count} nodes; choose from 0 to {count - 1}")
 
 
 # --- who lies where
@@ -216,9 +223,12 @@ def placement(
     """Put all replicas on their nodes, those that events add too, and say where they lie.
 
     Raises:
-        ConfigError: One fits nowhere, with what is free.
+        ConfigError: One fits nowhere, with what is free; or a stage of one lies on several nodes.
     """
     places = Placement(topology)
+    for role, pool in _pools(experiment):
+        if pool.autoscale is not None:
+            _check_all_nodes(role, pools[role].replicas[0].seat, topology, where)
     found: dict[str, list[tuple[Gpu, ...]]] = {role: [] for role in pools}
     wanted = [(role, spec) for role, pool in pools.items() for spec in pool.replicas]
     wanted += [(role, pools[role].replicas[0]) for role in changes.roles_of_added(experiment)]
@@ -230,11 +240,80 @@ def placement(
         except ConfigError as error:
             # A replica that is gone by then may make room for one that is added.
             if len(found[role]) >= len(pools[role].replicas) and _shrinks(experiment):
+                _check_all_nodes(role, spec.seat, topology, where)
                 continue
             key = ("pools", role, "nodes") if spec.seat.nodes is not None else ("topology",)
             raise ConfigError(f"{where(*key)}: {error}") from None
+        _check_stages(role, name, spec.seat, found[role][-1], topology, where)
     told = "; ".join(_told(role, gpus) for role, gpus in found.items())
-    return [f"topology: {told}."]
+    taken = {gpu.node for placed in found.values() for gpus in placed for gpu in gpus}
+    return [f"topology: {told}.", *_of_empty_nodes(experiment, taken)]
+
+
+def _check_stages(
+    role: str, name: str, seat: Seat, gpus: Sequence[Gpu], topology: Topology, where: Where
+) -> None:
+    """Tensor parallelism needs all-reduces, which are measured within a node only.
+
+    The stages of a pipeline may lie on different nodes, the GPUs of one stage may not.
+    """
+    degree = seat.shards.tensor_parallel
+    for first in range(0, len(gpus), degree):
+        nodes = sorted({gpu.node for gpu in gpus[first : first + degree]})
+        if len(nodes) > 1:
+            sizes = {node.gpus for each in nodes if (node := topology.node(each)) is not None}
+            raise ConfigError(
+                f"{where('pools', role, 'tensor_parallel')}: {degree}: {name} would share its "
+                f"layers over nodes {nodes[0]} to {nodes[-1]}, and no all-reduce across nodes is "
+                f"measured; {_nearest_degree(seat, min(sizes))}"
+            )
+
+
+def _check_all_nodes(role: str, seat: Seat | None, topology: Topology, where: Where) -> None:
+    """Nobody knows on which nodes a replica will lie: its stages have to fit all that it may."""
+    assert seat is not None
+    numbers = range(len(topology.nodes)) if seat.nodes is None else seat.nodes
+    for number in numbers:
+        node = topology.node(number)
+        if node is not None and not _stages_fit(seat, seat.shards.tensor_parallel, node.gpus):
+            raise ConfigError(
+                f"{where('pools', role, 'tensor_parallel')}: {seat.shards.tensor_parallel}: a "
+                f"replica may come to node {number} with {node.gpus} GPUs and those after it, and "
+                f"no all-reduce across nodes is measured; {_nearest_degree(seat, node.gpus)}, or "
+                f"other nodes in pools.{role}.nodes"
+            )
+
+
+def _nearest_degree(seat: Seat, gpus: int) -> str:
+    """What to choose with nodes of so many GPUs."""
+    shards = seat.shards
+    fits = [
+        degree
+        for degree in range(1, min(shards.tensor_parallel, gpus + 1))
+        if degree % shards.groups == 0
+        and shards.tensor_parallel % degree == 0
+        and _stages_fit(seat, degree, gpus)
+    ]
+    fewer = f"{max(fits)}, the most that fits" if fits else "a number that fits"
+    return f"choose {fewer} a node of {gpus} GPUs (pipeline_parallel may span nodes)"
+
+
+def _stages_fit(seat: Seat, degree: int, gpus: int) -> bool:
+    """Whether no stage of such a replica lies on two nodes of so many GPUs."""
+    return degree * len(seat.shards.stage_layers) <= gpus or gpus % degree == 0
+
+
+def _of_empty_nodes(experiment: Experiment, taken: Collection[int]) -> list[str]:
+    """Events on nodes of the topology on which no replica lies, one sentence each."""
+    if experiment.node_replicas is not None:
+        return []
+    scales = any(pool.autoscale is not None for _, pool in _pools(experiment))
+    but = ", unless an autoscaler has put one there by then" if scales else ""
+    return [
+        f"events[{at}]: {each.what} of node {each.node} has no effect: no replica lies on it{but}."
+        for at, each in enumerate(experiment.events)
+        if each.node is not None and each.node not in taken
+    ]
 
 
 def _shrinks(experiment: Experiment) -> bool:
@@ -271,6 +350,55 @@ def sharing_note(experiment: Experiment, topology: Topology) -> str:
 
 
 # --- what came of it
+
+
+def unused_nics(experiment: Experiment, cluster: Cluster, result: SimulationResult) -> list[str]:
+    """Slow NICs that no transfer has used, one sentence each: their bandwidth made no difference.
+
+    Of replicas that are there at the start: where others lie only the run knows.
+    """
+    slow = [(at, each) for at, each in enumerate(experiment.events) if each.what == "degrade"]
+    if not slow:
+        return []
+    pools = [pool for pool in (cluster.entry, cluster.decode) if pool is not None]
+    used = _used_nics(cluster, pools, result)
+    return [
+        f"events[{at}]: degrade has no effect: no transfer used the NIC of {name} in this run."
+        for at, each in slow
+        if (name := f"{each.pool or pools[0].name}-{each.replica}") in used and not used[name]
+    ]
+
+
+def _used_nics(
+    cluster: Cluster, pools: Sequence[PoolSpec], result: SimulationResult
+) -> dict[str, bool]:
+    """By name whether a replica's NIC has carried anything; of those there at the start."""
+    if cluster.topology is None:
+        moves = [
+            (table["source"], table["target"])
+            for table in (result.transfers, result.migrations, result.fetches)
+            if table
+        ]
+        places = {int(place) for ends in moves for end in ends for place in end}
+        return {replica.name: n in places for n, replica in enumerate(result.replicas)}
+    places_of, found = Placement(cluster.topology), {}
+    sent = {use.name for use in result.links if use.sent_bytes}
+    for pool in pools:
+        for index, spec in enumerate(pool.replicas):
+            name = f"{pool.name}-{index}"
+            assert spec.seat is not None
+            gpus = places_of.place(spec.seat, name)
+            found[name] = any(
+                _nic_of(cluster.topology, gpu, way) in sent for gpu in gpus for way in ("out", "in")
+            )
+    return found
+
+
+def _nic_of(topology: Topology, gpu: Gpu, direction: str) -> str:
+    """The name of a GPU's NIC in `sim.network`."""
+    node = topology.node(gpu.node)
+    assert node is not None
+    return f"node {gpu.node} nic {gpu.slot * node.nics // node.gpus} {direction}"
 
 
 def report(result: SimulationResult, summary: dict[str, Any]) -> list[str]:

@@ -59,7 +59,8 @@ def _staging(staging: Staging) -> StagingSpec:
 def _check_hold(transfer: Transfer, where: Where) -> None:
     hold_s, place = transfer.hold_timeout_s, where("pools", "transfer", "hold_timeout_s")
     if hold_s is None:
-        if "on_hold_timeout" in transfer.model_fields_set:
+        # What a run leaves behind to be run again says all keys, those by default too.
+        if transfer.on_hold_timeout != "reroute":
             raise ConfigError(
                 f"{where('pools', 'transfer', 'on_hold_timeout')}: {transfer.on_hold_timeout}: "
                 "says what becomes of a request after hold_timeout_s; set that, or leave it out"
@@ -135,14 +136,56 @@ def _check_batches(transfer: Transfer, where: Where) -> None:
 
 
 def report(experiment: Experiment, result: SimulationResult, summary: dict[str, Any]) -> list[str]:
-    """Add how often KV was not fetched in time to the summary, and say it in a sentence."""
-    pools = experiment.pools
+    """Add how often KV was not fetched in time to the summary, and say what staging was used."""
+    pools, staged = experiment.pools, _of_staging(experiment, result)
     if pools.transfer is None or pools.transfer.hold_timeout_s is None:
-        return []
+        return staged
     ended, transfer = result.hold_timeouts, pools.transfer
     summary["hold_timeouts"] = ended
-    then = {"reroute": "they were routed again", "fail": "they failed"}[transfer.on_hold_timeout]
+    then = {"reroute": "was routed again", "fail": "failed"}[transfer.on_hold_timeout]
     return [
-        f"hold_timeout_s: KV of {ended:,} requests was not fetched within "
-        f"{transfer.hold_timeout_s:g} s of its prefill" + (f"; {then}." if ended else ".")
+        f"hold_timeout_s: KV was not fetched within {transfer.hold_timeout_s:g} s of its prefill "
+        f"{ended:,} times" + (f"; each time its request {then}." if ended else ".")
+    ]
+
+
+def without_effect(experiment: Experiment, block_bytes: int) -> list[str]:
+    """Keys that change nothing, one sentence each.
+
+    Args:
+        experiment: Resolved.
+        block_bytes: KV of one block of a prefill replica.
+    """
+    transfer = experiment.pools.transfer
+    if transfer is None:
+        return []
+    notes = []
+    if transfer.decode_first and transfer.start == "push":
+        notes.append(
+            "transfer.decode_first has no effect with start: push, which chooses the decode "
+            "replica at arrival as well, but while no prefill replica takes any request."
+        )
+    staging = transfer.staging
+    if staging is not None and staging.bytes < block_bytes:
+        notes.append(
+            f"transfer.staging has no effect: bytes {staging.bytes:,} hold less than the "
+            f"{block_bytes:,} bytes of one KV block."
+        )
+    return notes
+
+
+def _of_staging(experiment: Experiment, result: SimulationResult) -> list[str]:
+    """How much of the KV that moved went through staging memory."""
+    transfer = experiment.pools.transfer
+    if transfer is None or transfer.staging is None:
+        return []
+    sizes = result.transfers["bytes"]
+    copied = sum(replica.staged_bytes for replica in result.replicas)
+    peak = max((replica.staging_peak_bytes for replica in result.replicas), default=0)
+    large = int((sizes > transfer.staging.bytes).sum())
+    held = f"; {large:,} of {len(sizes):,} transfers were larger than its" if large else "; its"
+    return [
+        f"transfer.staging: {copied / 1e9:,.3g} GB of the {float(sizes.sum()) / 1e9:,.3g} GB that "
+        f"moved went through it{held} {transfer.staging.bytes / 1e9:,.3g} GB, of which at most "
+        f"{peak / 1e9:,.3g} GB were in use."
     ]

@@ -30,7 +30,7 @@ from experiments import (
 from experiments.advice import setting_of
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
-from experiments.notes import thrashing
+from experiments.notes import done_again, thrashing
 from experiments.requests import depends_on_ends, trace_paths
 from experiments.reuse import MOST_REQUESTS, reuse_of
 from experiments.schema import Experiment
@@ -43,7 +43,7 @@ from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.cluster import Cluster
 from sim.event_loop import simulate
 from sim.metrics import Gaps, Ints, run_span_ns, transfer_times_s
-from sim.records import FINISHED, Record, ReplicaInfo, SimulationResult
+from sim.records import FAILED, FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups, select, tenant_groups
 from sim.step_time import StepTimeModel
@@ -169,12 +169,13 @@ def run_variant(
         notes.append(attribution.NOT_ATTRIBUTED)
     notes += changes.report(experiment, result, bundle.summary)
     notes += topology.report(result, bundle.summary)
+    notes += topology.unused_nics(experiment, built.cluster, result)
     notes += transfers.report(experiment, result, bundle.summary)
     notes += conditional.report(experiment, result, bundle.summary)
     notes += roles.report(experiment, result, bundle.summary)
     notes += prefix_fetch.report(experiment, result, bundle.summary)
     notes += migration.report(experiment, result, bundle.summary)
-    bundle.notes = notes
+    bundle.notes = [*changes.left_without_replicas(experiment, result), *notes]
     bundle.environment = _environment(experiment, prints or fingerprints([experiment], folder)[0])
     bundle.wallclock = {
         "started_unix_s": started,
@@ -286,9 +287,24 @@ def _of_sessions(workload: Workload, summary: dict[str, Any]) -> list[str]:
 
 
 def _of_preemptions(result: SimulationResult) -> list[str]:
+    """Where most work was done again: after preemptions, or as KV was lost otherwise.
+
+    A request that lost KV both ways does not say which tokens were whose: none of it is told as
+    preemption.
+    """
     requests = result.requests
-    served = requests["prompt_tokens"][requests["state"] == FINISHED]
-    return thrashing(int(requests["recomputed_tokens"].sum()), int(served.sum()))
+    served = int(requests["prompt_tokens"][requests["state"] == FINISHED].sum())
+    again, preempted = requests["recomputed_tokens"], requests["preemptions"] > 0
+    moved = (requests["rerouted"] > 0) | (requests["migrations"] > 0)
+    moved |= requests["state"] == FAILED
+    only, both = (int(again[preempted & other].sum()) for other in (~moved, moved))
+    causes = [
+        *(["failures of replicas"] if (result.changes.get("lost", np.zeros(1)) > 0).any() else []),
+        *(["hold timeouts"] if result.hold_timeouts else []),
+        *(["migrations"] if requests["migrations"].any() else []),
+    ]
+    lost = int(again[~preempted].sum())
+    return [*thrashing(only, served), *done_again(lost, both, served, causes or ["changes"])]
 
 
 def _with_total(progress: Progress | None, total: int) -> Callable[[int, int], None] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import conditional, idle_keys, migration, prefix_fetch
+from experiments import conditional, idle_keys, migration, prefix_fetch, roles, transfers
 from experiments.names import canonical
 from sim.cluster import Cluster
 from sim.policy import Policy
@@ -39,9 +39,16 @@ def of_cluster(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_of_limits(experiment),
         *idle_keys.without_effect(experiment),
         *conditional.without_effect(experiment),
+        *transfers.without_effect(experiment, _block_bytes(cluster.entry)),
+        *roles.without_effect(experiment),
         *prefix_fetch.without_effect(experiment, cluster.entry),
         *migration.without_effect(experiment, cluster.decode or cluster.entry),
     ]
+
+
+def _block_bytes(pool: PoolSpec) -> int:
+    spec = pool.replicas[0]
+    return spec.block_tokens * spec.kv_bytes_per_token
 
 
 def _of_restarts(experiment: Experiment) -> list[str]:
@@ -79,9 +86,27 @@ def _of_changes(experiment: Experiment) -> list[str]:
         notes.append(
             "node_replicas has no effect: no node fails (events with node, or failures of: node)."
         )
+    notes += _of_nodes(experiment)
     if experiment.stragglers is not None and experiment.stragglers.factor == 1:
         notes.append("stragglers has no effect: factor is 1.")
     return notes
+
+
+def _of_nodes(experiment: Experiment) -> Iterator[str]:
+    """Nodes that are written down without replicas, and restores before which nothing fails.
+
+    Nodes of a topology on which no replica lies: `experiments.topology.placement`.
+    """
+    written, drawn = experiment.node_replicas, experiment.failures is not None
+    fails = [each.at_s for each in experiment.events if each.what == "fail"]
+    for at, each in enumerate(experiment.events):
+        if each.node is None or (written is not None and each.node >= len(written)):
+            continue  # no node, or one that is refused
+        said = f"events[{at}]: {each.what} of node {each.node} has no effect"
+        if written is not None and not written[each.node]:
+            yield f"{said}: node_replicas names none on it."
+        elif each.what == "restore" and not drawn and each.at_s < min(fails, default=math.inf):
+            yield f"{said}: nothing has failed by {each.at_s:g} s."
 
 
 def _of_spells(experiment: Experiment) -> Iterator[str]:

@@ -12,6 +12,7 @@ from experiments.results import Results, run_plan
 
 pytestmark = pytest.mark.slow
 
+_SPLITS = ("1 prefill + 3 decode", "2 prefill + 2 decode", "3 prefill + 1 decode")
 Metrics = dict[str, dict[str, Any]]
 
 
@@ -201,9 +202,22 @@ def faster_links_wait_less(m: Metrics) -> bool:
     return met == sorted(met) and met[0] < 0.5 and met[1] > 0.95
 
 
+def two_and_two_is_the_split(m: Metrics) -> bool:
+    one, two, three = (m[label] for label in _SPLITS)
+    return (
+        two["slo_attainment"] > 0.99
+        and one["slo_attainment"] < 0.1
+        and 0.5 < three["slo_attainment"] < 0.9
+        and one["ttft_s"]["mean"] > 20 * two["ttft_s"]["mean"]
+        and three["tpot_s"]["p99"] > 3 * two["tpot_s"]["p99"]
+        and three["ttft_s"]["mean"] < two["ttft_s"]["mean"]
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "holds", "says"),
     [
+        ("pd_ratio", two_and_two_is_the_split, "Two and two: 100.0% of the requests"),
         ("conditional_disaggregation", short_prompts_stay, "Short prompts should stay"),
         ("llm_d", what_is_cached_need_not_go_round, "No: where the decode replica prefills"),
         ("distserve", swapping_beats_recomputing, "They keep the first token quick"),

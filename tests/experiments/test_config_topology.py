@@ -193,3 +193,80 @@ def test_a_run_can_be_run_again_from_what_it_leaves(tmp_path: Path) -> None:
     again = load(first.config)
     second = run_variant(again.variants[0], again.folder)
     assert first.transfers["end_ns"].tolist() == second.transfers["end_ns"].tolist()
+
+
+SMALL = {"gpus_per_node": 4, "nics_per_node": 1, "nic": {"bytes_per_s": 1.25e9}}
+
+
+def over(**prefill: Any) -> dict[str, Any]:
+    return {
+        "prefill": {"replicas": 1, "tensor_parallel": 8, **prefill},
+        "decode": {"replicas": 1},
+        "transfer": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("topology", "said"),
+    [
+        (SMALL, "pools.prefill.tensor_parallel: 8: prefill replica 0 would share its layers over "),
+        (SMALL, "choose 4, the most that fits a node of 4 GPUs"),
+        ({**SMALL, "gpus_per_node": 1}, "over nodes 0 to 7, and no all-reduce"),
+        ({**SMALL, "gpus_per_node": 1}, "choose 1, the most that fits a node of 1 GPUs"),
+        ({**SMALL, "gpus_per_node": 6}, "choose 4, the most that fits a node of 6 GPUs"),
+    ],
+)
+def test_tensor_parallelism_across_nodes_is_refused(topology: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built(topology=topology, pools=over())
+    assert said in str(caught.value)
+
+
+def test_stages_may_lie_on_several_nodes_and_one_stage_may_not() -> None:
+    two = over(tensor_parallel=4, pipeline_parallel=2)
+    assert (
+        "topology: prefill on nodes 0 to 1; decode on node 2."
+        in built(topology=SMALL, pools=two).notes
+    )
+    # Of three stages of 4 GPUs on nodes of 6 the second would lie on both.
+    three = over(tensor_parallel=4, pipeline_parallel=3)
+    with pytest.raises(ConfigError, match=r"tensor_parallel: 4: .* over nodes 0 to 1, .*choose 2,"):
+        built(topology={**SMALL, "gpus_per_node": 6}, pools=three)
+
+
+def test_a_replica_that_an_autoscaler_may_add_fits_all_nodes() -> None:
+    scaler = {"name": "schedule", "at_s": [0], "replicas": [1]}
+    pools = over(autoscale={"autoscaler": scaler, "provisioning_s": 1})
+    mixed = {"sheet": "dgx-h100", "nodes": 2, "more_nodes": [{**SMALL, "nodes": 4}]}
+    with pytest.raises(ConfigError, match=r"may come to node 2 with 4 GPUs.* choose 4, "):
+        built(topology=mixed, pools=pools)
+    pools["prefill"]["nodes"] = [0, 1]
+    assert built(topology=mixed, pools=pools).gpus == 9
+
+
+def test_an_event_on_a_node_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"events\[0\]\.node: 9: there are 2 nodes; .* 0 to 1"):
+        built(topology={**SMALL, "nodes": 2}, events=[{"at_s": 1, "what": "fail", "node": 9}])
+
+
+@pytest.mark.parametrize("nodes", [{"nodes": 2}, {}])
+def test_an_event_on_a_node_without_replicas_is_told(nodes: dict[str, int]) -> None:
+    events = [
+        {"at_s": 1, "what": "fail", "node": 0},
+        {"at_s": 1, "what": "fail", "node": 1},
+        {"at_s": 0, "what": "restore", "node": 0},
+    ]
+    notes = built(topology={**SMALL, **nodes}, events=events).notes
+    assert [note for note in notes if note.startswith("events[")] == [
+        "events[1]: fail of node 1 has no effect: no replica lies on it.",
+        "events[2]: restore of node 0 has no effect: nothing has failed by 0 s.",
+    ]
+    written = built(
+        topology=None,
+        events=events[:2],
+        node_replicas=[["prefill-0"], []],
+        pools={**over(tensor_parallel=1), "transfer": {"bandwidth_bytes_per_s": 5e9}},
+    )
+    assert "events[1]: fail of node 1 has no effect: node_replicas names none on it." in (
+        written.notes
+    )

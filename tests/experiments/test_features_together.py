@@ -288,7 +288,8 @@ def check(seed: int) -> bool:
             np.testing.assert_array_equal(fast.token_times_ns(row), other.token_times_ns(row))
     requests = fast.requests
     assert len(set(requests["index"].tolist())) == len(requests["index"])
-    assert not np.any(requests["state"] == UNFINISHED)
+    if np.any(requests["state"] == UNFINISHED):  # only where a pool has lost its last replica
+        assert changes.left_without_replicas(config.load(drawn).variants[0], fast)
     done = requests["state"] == FINISHED
     np.testing.assert_array_equal(requests["emitted_tokens"][done], requests["output_tokens"][done])
     assert np.all(requests["emitted_tokens"] <= requests["output_tokens"])

@@ -1,6 +1,7 @@
 """Curves, looks and files of figures."""
 
 import csv
+import itertools
 import re
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from experiments import cdf_figure, figures
 from experiments.cdf import MAX_POINTS, curve_of_gaps, curve_of_values
 from experiments.drawing import Drawing
-from experiments.looks import DASHES, POLICY_LOOKS, STYLES, looks
+from experiments.html_report.summary_view import contrast
+from experiments.looks import DASHES, POLICY_LOOKS, STYLES, looks, looks_over_time
 from experiments.summary import summarize
 from sim.errors import ConfigError
 from sim.metrics import quantiles
@@ -131,6 +133,54 @@ def test_variants_of_a_policy_differ_from_each_other():
         many = looks([policy] * 30)
         assert len({(look.color, look.dash) for look in many}) == 30
         assert len({(look.color, look.pattern) for look in many}) == 30
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [*POLICY_LOOKS],
+        ["vllm-v1"] * 40,
+        ["mine", "other", "third", "fourth", "fifth", "sixth"] * 6,
+        [*POLICY_LOOKS, "mine"] * 5,
+    ],
+)
+def test_every_line_stands_out_from_white(policies):
+    for look in (*looks(policies), *looks_over_time(policies)):
+        assert contrast(look.color, "#ffffff") >= 3, look
+
+
+def _seen_by(color, matrix):
+    """A colour in CIELAB as somebody sees it (Machado et al. 2009, severity 1)."""
+    parts = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(to_xyz @ np.clip(matrix @ linear, 0, 1) / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        np.eye(3),
+        np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+        np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    ],
+    ids=["all cones", "no red", "no green"],
+)
+def test_colours_are_apart_for_the_colour_blind(matrix):
+    for policies in ([*POLICY_LOOKS], ["vllm-v1"] * 8, ["vllm-v1", "disaggregated"] * 4):
+        seen = [_seen_by(look.color, matrix) for look in looks(policies)]
+        apart = [np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)]
+        assert min(apart) > 10  # 2.3 is what is just seen
+
+
+def test_a_variant_has_one_colour_in_all_figures():
+    for policies in (["vllm-v1"] * 8, ["sarathi", "vllm-v0", *["disaggregated"] * 6]):
+        steady, moving = looks(policies), looks_over_time(policies)
+        assert [look.color for look in steady] == [look.color for look in moving]
+        assert {look.dash for look in moving} == {"solid"}
+    many = looks_over_time(["vllm-v1"] * 40)
+    assert len({(look.color, look.dash) for look in many}) == 40
 
 
 def test_the_page_is_named_after_what_is_on_it(tmp_path):
