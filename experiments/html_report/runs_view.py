@@ -81,8 +81,9 @@ def _notes(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
         notes.append(
             f"Runs with other seeds: {', '.join(several)}. The table above shows the first run of "
             "each, and so does all of this page but the latency distributions, which are of all "
-            "runs together, and the intervals here. Differences between variants are in "
-            f"{REPEATED} and figures.html."
+            "runs together (their floors of the first), and the intervals here. A number without "
+            f"an interval has too few values for one: {REPEATED} says why, and has the "
+            "differences between variants."
         )
     if alike:
         notes.append(f"Nothing is drawn in {', '.join(alike)}: every replication is the same run.")
