@@ -199,6 +199,9 @@ ADVICE: Mapping[str, Advice] = MappingProxyType(
         ),
         "migration": Advice("standing still for its migration", NETWORK, "fewer or smaller moves"),
         "lost": Advice("in steps that gave it nothing", REPLICAS, "fewer failures"),
+        "reprefill_failure": Advice(
+            "computing again what it had lost with a replica", REPLICAS, "fewer failures"
+        ),
         "other": Advice("on anything else", LIMIT, "nothing shipped spends time here"),
     }
 )

@@ -39,7 +39,7 @@ class Split:
 
     Attributes:
         index: Of the request, in the trace.
-        whole: ``e2e`` or ``ttft``.
+        whole: ``e2e`` or ``ttft``, or ``decode``: what the first has beyond the second.
         ns: Of each phase that has any, in the order of `PHASES`; below 0 where other decodes or
             prefills in a step made it shorter.
         end_ns: The instant at which it was over.
@@ -103,10 +103,18 @@ def without_phases(requests: Requests) -> dict[str, Any]:
 
 def split_of(requests: Requests, row: int, whole: str = "e2e") -> Split:
     """The time of the request in one row of a table."""
-    ns = {name: int(requests[f"{whole}_{name}_ns"][row]) for name in PHASES}
+    columns = {name: f"{whole}_{name}_ns" for name in PHASES}  # an older bundle may lack some
+    ns = {name: int(requests[key][row]) for name, key in columns.items() if key in requests}
     spent = {name: t for name, t in ns.items() if t}
     end_ns = int(requests["arrival_ns"][row]) + sum(ns.values())
     return Split(int(requests["index"][row]), whole, spent, end_ns)
+
+
+def decode_of(requests: Requests, row: int) -> Split:
+    """The time of a request after its first token: all gaps between its tokens together."""
+    e2e, ttft = split_of(requests, row, "e2e"), split_of(requests, row, "ttft")
+    rest = {name: e2e.ns.get(name, 0) - ttft.ns.get(name, 0) for name in PHASES}
+    return Split(e2e.index, "decode", {name: t for name, t in rest.items() if t}, e2e.end_ns)
 
 
 def at_rank(requests: Requests, share: float, whole: str = "e2e") -> Split | None:
@@ -160,7 +168,7 @@ def _block(requests: Requests, name: str, setting: Setting) -> dict[str, Any]:
 
 
 _RANK_WORDS = {"median": "The median request", "p99": "The P99 request"}
-_WHOLE_WORDS = {"e2e": "E2E", "ttft": "TTFT"}
+_WHOLE_WORDS = {"e2e": "E2E", "ttft": "TTFT", "decode": "after its first token:"}
 
 
 def sentence(split: Split, setting: Setting, rank: str = "", request_class: str = "") -> str:
@@ -177,8 +185,20 @@ def sentence(split: Split, setting: Setting, rank: str = "", request_class: str 
     helps = help_for(phase, setting, split.end_ns)
     return (
         f"{whole} spent {split.ns[phase] / total:.0%} of that {advice.words}; {ns / total:.0%} of "
-        f"it hangs on {resource}. What usually helps: {helps}."
+        f"it hangs on {resource}.{_failures(split, setting)} What usually helps: {helps}."
     )
+
+
+_BY_FAILURES = ("queue_no_replica", "lost", "reprefill_failure")
+
+
+def _failures(split: Split, setting: Setting) -> str:
+    """What failures of replicas took from a request; a step may also be lost as its client left."""
+    failed = setting.failed_ns is not None and setting.failed_ns < split.end_ns
+    if not failed or not (split.ns.keys() & {"queue_no_replica", "reprefill_failure"}):
+        return ""
+    ns = sum(split.ns.get(phase, 0) for phase in _BY_FAILURES)
+    return f" Failures of replicas took {seconds(ns)} of it ({ns / split.total_ns:.0%})."
 
 
 def seconds(ns: int) -> str:

@@ -29,7 +29,7 @@ SHADES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "step extra": ("#f0e442", "#c9bd1e", "#8f860f"),
         "memory": ("#cc79a7", "#a3477d", "#e3b3cd", "#7a2f5b", "#f1d9e6"),
         "transfer": ("#6a51a3", "#9e8ac8", "#c6bce0", "#463075"),
-        "lost": ("#000000",),
+        "lost": ("#000000", "#8b0000"),
         "other": ("#ffffff",),
     }
 )

@@ -107,11 +107,6 @@ def _mark(bundle: RunBundle, request_class: str | None) -> str:
     return ", ".join(mark for mark in marks if mark)
 
 
-def curve_of(bundle: RunBundle, key: str, request_class: str | None = None) -> Curve | None:
-    """The distribution of one metric in one run; None where it has no value."""
-    return curve_with_band([bundle], key, request_class)[0]
-
-
 def curve_with_band(
     runs: Sequence[RunBundle], key: str, request_class: str | None = None
 ) -> tuple[Curve | None, Band | None]:

@@ -36,7 +36,7 @@ def diff(
     from experiments.exchange import decisions, parting
 
     one, other = decisions.find(first), decisions.find(second)
-    found = parting.compare(decisions.read(one), decisions.read(other), ignore or [])
+    found = parting.compare(decisions.read_all(one), decisions.read_all(other), ignore or [])
     if json:
         typer.echo(dumps(parting.as_json(found), indent=1))
     else:

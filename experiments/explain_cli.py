@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from experiments.guard import guarded
+
+if TYPE_CHECKING:
+    from experiments.bundle import Bundle
 
 
 @guarded
@@ -39,12 +42,12 @@ def explain(
     """
     from json import dumps
 
-    from experiments import advice, attribution, bundle, story
+    from experiments import advice, attribution, story
     from sim.errors import ConfigError
 
     if request is not None and worst is not None:
         raise ConfigError(f"explain: request {request} and --worst {worst[0]}: give one of them")
-    found = bundle.read(folder, with_steps=False)
+    (found, folder), what = _only(folder), worst[0] if worst else "e2e"
     if not attribution.is_attributed(found.requests):
         raise ConfigError(
             f"{folder}: it was not recorded where time went; run it again with "
@@ -59,9 +62,31 @@ def explain(
     else:
         assert worst is not None
         rows = attribution.worst(found.requests, *worst)
+        if 0 < len(rows) < worst[1]:
+            requests = "request has" if len(rows) == 1 else "requests have"
+            typer.echo(f"--worst {what} {worst[1]}: {len(rows)} {requests} {what}", err=True)
     setting = advice.setting_of(found.config, attribution.first_failure_ns(found.changes))
     if json:
         typer.echo(dumps([story.values_of(found.requests, row, setting) for row in rows], indent=1))
     else:
-        texts = [story.render(found.requests, row, found.label, setting) for row in rows]
+        texts = [story.render(found.requests, row, found.label, setting, what) for row in rows]
         typer.echo("\n\n".join(texts) or f"{found.label}: no request has {worst and worst[0]}")
+
+
+def _only(folder: Path) -> tuple[Bundle, Path]:
+    """The one variant in a folder, and where it is.
+
+    Raises:
+        ConfigError: There are several; they are named.
+        BundleError: There is none, or it cannot be read.
+    """
+    from experiments import bundle
+    from sim.errors import ConfigError
+
+    found = bundle.find(folder)
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ConfigError(
+            f"{folder}: holds {len(found)} variants: {names}; name one, such as {found[0]}"
+        )
+    return bundle.read(found[0], with_steps=False), found[0]

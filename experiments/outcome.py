@@ -180,6 +180,8 @@ def _show_finished(
     if not done:
         return
     repeated = _repeated(jobs, further, out) if further else []
+    if not further:
+        (out / REPEATED).unlink(missing_ok=True)  # of an earlier run with replications
     if as_json:
         told = {} if not repeated else bundle.read_values(out / REPEATED)["variants"]
         _print_json(
@@ -273,9 +275,23 @@ def _print_repeated(variants: Sequence[Repeated]) -> None:
     from experiments.tables import show
     from experiments.uncertainty_table import differences_table, intervals_table
 
+    _print_first_runs(variants)
     show(intervals_table(variants), _console())
     if (differences := differences_table(variants)) is not None:
         show(differences, _console())
+
+
+def _print_first_runs(variants: Sequence[Repeated]) -> None:
+    """What the tables before this are of, as they are of one run of each variant."""
+    counts = {len(each.runs) for each in variants}
+    if counts == {1}:
+        return
+    if len(counts) == 1:
+        told = f"the first of {counts.pop()} runs of each variant"
+    else:
+        several = ", ".join(f"{each.label} of {len(each.runs)}" for each in variants)
+        told = f"the first run of each variant ({several})"
+    _console().print(f"- The numbers above are of {told}; intervals are of all runs.")
 
 
 def _print_answers(answers: Iterable[str]) -> None:

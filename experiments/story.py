@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.advice import ADVICE, Setting
-from experiments.attribution import Split, seconds, sentence, split_of
+from experiments.attribution import decode_of, seconds, sentence, split_of
 from sim.attribution import GROUPS
 from sim.metrics import Requests
 from sim.records import STATES
@@ -50,6 +50,7 @@ def values_of(requests: Requests, row: int, setting: Setting) -> dict[str, Any]:
         name: int(requests[name][row])
         for name in ("preemptions", "cached_tokens", "rerouted", "migrations")
     }
+    after = decode_of(requests, row)
     given = requests.get("request_class")
     said = {} if given is None or given[row] is None else {"request_class": str(given[row])}
     return {
@@ -60,18 +61,22 @@ def values_of(requests: Requests, row: int, setting: Setting) -> dict[str, Any]:
         **counts,
         "e2e": e2e.values() | {"sentence": sentence(e2e, setting)},
         "ttft": ttft.values() | {"sentence": sentence(ttft, setting)} if came else None,
-        "decode_ns": _after(e2e, ttft) if came else None,
+        "decode": after.values() | {"sentence": sentence(after, setting)} if came else None,
+        "decode_ns": dict(after.ns) if came else None,
     }
 
 
-def _after(e2e: Split, ttft: Split) -> dict[str, int]:
-    """What comes after the first token: all gaps between tokens together."""
-    rest = {name: ns - ttft.ns.get(name, 0) for name, ns in e2e.ns.items()}
-    return {name: ns for name, ns in rest.items() if ns}
+def render(requests: Requests, row: int, label: str, setting: Setting, what: str = "e2e") -> str:
+    """A request as text for a terminal.
 
-
-def render(requests: Requests, row: int, label: str, setting: Setting) -> str:
-    """A request as text for a terminal."""
+    Args:
+        requests: The table.
+        row: Of the request.
+        label: Of the variant.
+        setting: Of the variant.
+        what: The sentence at the end is of this: ``e2e``, ``ttft``, or ``itl``, the time after its
+            first token.
+    """
     told = values_of(requests, row, setting)
     kind = f", class {told['request_class']}" if "request_class" in told else ""
     lines = [
@@ -87,7 +92,18 @@ def render(requests: Requests, row: int, label: str, setting: Setting) -> str:
     lines += _timeline("to the first token" if told["ttft"] else "to its end", first)
     lines += _timeline("after it", after) if after else []
     lines += ["", *_table(whole, first if told["ttft"] else {}, after), ""]
-    return "\n".join([*lines, told["e2e"]["sentence"]])
+    return "\n".join([*lines, _said(told, what)])
+
+
+def _said(told: Mapping[str, Any], what: str) -> str:
+    """The sentence on what is asked for."""
+    if what != "itl" or told["decode"] is None or told["largest_itl_ns"] is None:
+        return str((told["ttft"] if what == "ttft" and told["ttft"] else told["e2e"])["sentence"])
+    gap = seconds(told["largest_itl_ns"])
+    return (
+        f"{told['decode']['sentence']} (Its largest gap between tokens was {gap}. Phases are kept "
+        "of all its gaps together, not of single ones: the split is of all of them.)"
+    )
 
 
 def _instants(told: Mapping[str, Any]) -> str:

@@ -65,7 +65,7 @@ def sweep(
     """
     from experiments.outcome import formats_of
     from experiments.sweep import report
-    from experiments.sweep.command import ask
+    from experiments.sweep.command import ask, standing
     from experiments.sweep.command import sweep as run
     from experiments.sweep.executors import make_executor
 
@@ -75,7 +75,7 @@ def sweep(
     for note in asked.notes:
         typer.echo(note, err=True)
     if dry_run:
-        report.print_asked(asked, as_json=json)
+        report.print_asked(asked, standing(asked, out), as_json=json)
         return
     swept = run(asked, out, runner, fresh=fresh, retry=retry, tell=report.Teller())
     report.print_swept(swept, formats, as_json=json)

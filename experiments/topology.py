@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from experiments import changes
 from experiments.explain import placed
 from experiments.schema import Experiment, NodeKind, Pool, Wire
@@ -13,7 +15,7 @@ from sim import specs
 from sim.errors import ConfigError
 from sim.kv_shards import KvShards
 from sim.pool import PoolSpec
-from sim.records import SimulationResult
+from sim.records import FINISHED, REJECTED, SimulationResult
 from sim.topology import Gpu, LinkSpec, NodeSpec, Placement, Seat, Topology
 from sim.topology_sheets import TopologySheet, load_topology
 
@@ -355,10 +357,13 @@ def sharing_note(experiment: Experiment, topology: Topology) -> str:
 def unused_nics(experiment: Experiment, cluster: Cluster, result: SimulationResult) -> list[str]:
     """Slow NICs that no transfer has used, one sentence each: their bandwidth made no difference.
 
-    Of replicas that are there at the start: where others lie only the run knows.
+    Of replicas that are there at the start: where others lie only the run knows. Nothing is said
+    where a transfer may have begun and not ended, since such leave no trace over a dead NIC.
     """
     slow = [(at, each) for at, each in enumerate(experiment.events) if each.what == "degrade"]
-    if not slow:
+    requests = result.requests
+    ended_well = np.isin(requests["state"], (FINISHED, REJECTED)) & (requests["rerouted"] == 0)
+    if not slow or not ended_well.all():
         return []
     pools = [pool for pool in (cluster.entry, cluster.decode) if pool is not None]
     used = _used_nics(cluster, pools, result)

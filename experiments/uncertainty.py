@@ -89,7 +89,7 @@ class Repeated:
 
     def interval(self, quantity: Quantity) -> Interval | Refusal:
         """A number of the variant with its confidence interval; a refusal if it has none."""
-        if not _has(self, quantity):
+        if _lacks(self, quantity):
             return Refusal(math.nan, f"{self.label} has no such number")
         found = quantity.interval(self.samples(quantity))
         if self.drawn or not isinstance(found, Refusal):
@@ -146,7 +146,7 @@ def difference(one: Repeated, other: Repeated, quantity: Quantity) -> Difference
     by part.
     """
     for each in (one, other):
-        if not _has(each, quantity):
+        if _lacks(each, quantity):
             return Refusal(math.nan, f"{each.label} has no such number")
     if one.drawn or other.drawn:
         return _over_seeds(one, other, quantity)
@@ -217,6 +217,15 @@ def compared(variants: Sequence[Repeated]) -> list[Quantity]:
     """Those of `COMPARED` that any variant has."""
     quantities = [read_quantity(text, "replications") for text in COMPARED]
     return [each for each in quantities if any(_has(variant, each) for variant in variants)]
+
+
+def _lacks(variant: Repeated, quantity: Quantity) -> bool:
+    """Whether its runs do not have the quantity at all, such as attainment without targets."""
+    try:
+        variant.samples(quantity)
+    except ConfigError:
+        return True
+    return False
 
 
 def _has(variant: Repeated, quantity: Quantity) -> bool:

@@ -28,7 +28,7 @@ below; at one instant it may pass through several, which get nothing.
 - It has all its tokens, and its static batch gives them back at its end: `batch_end`.
 - A step under way that never gives it a token, as its replica failed, its client gave up or the run
   was stopped: `lost`, from the begin of that step. Its wait for a replica after a failure is
-  `queue_no_replica`; what it then computes again is `reprefill`.
+  `queue_no_replica`; what it then computes again is `reprefill_failure`.
 
 *A decode step* of length T is split, all terms being step times of one model, without noise, at the
 nominal pace, and of real (unpadded) pieces:
@@ -43,11 +43,12 @@ nominal pace, and of real (unpadded) pieces:
 6. what copies over the host link and from disk add: `copy`;
 7. in a pipeline, time in which the batch is in no stage's step, as the next is not free: `bubble`.
 
-*A prefill step*, likewise: own tokens alone (`prefill`; `reprefill` if the chunk begins with tokens
-that the request had computed before it was preempted, its replica failed, or its last token is
-computed again after a transfer); T(all prefills) - that: `prefill_others`; T(all pieces) - T(all
-prefills): `prefill_decodes`; then 4 to 7. Where chunks of one request overlap (chunked pipeline) a
-step counts from the end of the one before, and the overlap is taken off `bubble`.
+*A prefill step*, likewise: own tokens alone (`prefill`; if the chunk begins with tokens that the
+request had computed and lost, `reprefill_failure` where it lost them last with its replica, or with
+KV that was kept for it elsewhere, and `reprefill` where it was preempted, migrated, or its last
+token is computed again after a transfer); T(all prefills) - that: `prefill_others`; T(all pieces) -
+T(all prefills): `prefill_decodes`; then 4 to 7. Where chunks of one request overlap (chunked
+pipeline) a step counts from the end of the one before, and the overlap is taken off `bubble`.
 
 A term may be negative where step times are not monotone: it is kept. Sums of T1 come from one table
 of prefix sums over the context, for each kind of replica, so that what a request costs does not
@@ -82,7 +83,7 @@ GROUPS = MappingProxyType(
         "step extra": ("padding", "noise", "slow"),
         "memory": ("preempted", "reprefill", "swapped", "copy", "fetch"),
         "transfer": ("transfer_queue", "transfer", "loaded", "migration"),
-        "lost": ("lost",),
+        "lost": ("lost", "reprefill_failure"),
         "other": ("other",),
     }
 )
@@ -93,7 +94,8 @@ QUEUE_STEP, QUEUE_SEAT, QUEUE_BUDGET, QUEUE_MEMORY, QUEUE_BATCH, QUEUE_FORMING =
 QUEUE_HELD, QUEUE_NO_REPLICA, QUEUE_OTHER, PREFILL, PREFILL_OTHERS, PREFILL_DECODES = range(6, 12)
 BETWEEN, DECODE_GPU, DECODE_HOST, DECODE_OTHERS, DECODE_PREFILLS, STALL = range(12, 18)
 BUBBLE, BATCH_END, PADDING, NOISE, SLOW, PREEMPTED, REPREFILL, SWAPPED = range(18, 26)
-COPY, FETCH, TRANSFER_QUEUE, TRANSFER, LOADED, MIGRATION, LOST, OTHER = range(26, 34)
+COPY, FETCH, TRANSFER_QUEUE, TRANSFER, LOADED, MIGRATION, LOST = range(26, 33)
+REPREFILL_FAILURE, OTHER = range(33, 35)
 
 E2E_COLUMNS = tuple(f"e2e_{name}_ns" for name in PHASES)
 TTFT_COLUMNS = tuple(f"ttft_{name}_ns" for name in PHASES)
@@ -180,7 +182,9 @@ class Account:
         first: The same when the client got its first token; None before.
         state: The phase that time belongs to since then; below 0 where it is shared out later.
         since_ns: When that began.
-        redo: Tokens that it had computed and lost: chunks that begin below are computed again.
+        redo: Tokens that it had computed and lost, and the phase of computing them again, by loss:
+            the last loss first, of the earlier ones those that reached further. A chunk belongs to
+            the first of them that it begins below.
         context: Tokens stored when it joined its decode group.
         ticked_ns: What `DecodeGroup.ticked_ns` was then, as are the others of that name.
     """
@@ -204,7 +208,8 @@ class Account:
         self.first: list[int] | None = None
         self.state = OTHER
         self.since_ns = now_ns
-        self.redo = self.context = self.ticked_ns = self.prefills_ns = 0
+        self.context = self.ticked_ns = self.prefills_ns = 0
+        self.redo: tuple[tuple[int, int], ...] = ()
         self.extras: tuple[int, ...] = ()
         self._line: Line | None = None
         self._totals: list[int] = []
@@ -235,9 +240,17 @@ class Account:
         ns[line.cause] += now_ns - line.since_ns
         self._line = None
 
-    def lose(self, tokens: int, state: int, now_ns: int) -> None:
-        """What it had computed is gone, and it waits."""
-        self.redo = max(self.redo, tokens)
+    def lose(self, tokens: int, state: int, now_ns: int, again: int = REPREFILL) -> None:
+        """What it had computed is gone, and it waits.
+
+        Args:
+            tokens: That it had computed.
+            state: How it waits.
+            now_ns: The present.
+            again: Phase of computing them again.
+        """
+        if tokens:
+            self.redo = ((tokens, again), *(each for each in self.redo if each[0] > tokens))
         self.to(state, now_ns)
 
     def first_token(self, now_ns: int) -> None:

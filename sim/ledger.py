@@ -28,7 +28,6 @@ from sim.attribution import (
     QUEUE_HELD,
     QUEUE_MEMORY,
     QUEUE_STEP,
-    REPREFILL,
     SLOW,
     STALL,
     SWAPPED,
@@ -236,11 +235,12 @@ class Ledger:
             if len(pieces) > 1:
                 own = self._sum(flight, first, n, (piece,), decodes=False)
                 ns[PREFILL_OTHERS] += prefills - own
-            if account.redo:
-                anew = self._anew(flight, first, n, piece, account.redo, own)
-                ns[REPREFILL] += anew
-                own -= anew
-            ns[PREFILL] += own
+            done = 0
+            for redo, phase in account.redo:
+                upto = self._anew(flight, first, n, piece, redo, own)
+                ns[phase] += upto - done
+                done = upto
+            ns[PREFILL] += own - done
             ns[PREFILL_DECODES] += real - prefills
             if extra:
                 for phase, part in zip(_EXTRAS, rest, strict=True):

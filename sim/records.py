@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.attribution import QUEUE_NO_REPLICA, Account, Attributions
+from sim.attribution import QUEUE_NO_REPLICA, REPREFILL_FAILURE, Account, Attributions
 from sim.batch import Cause
 from sim.request import NEVER, Arrival, Ints, Request
 from sim.step_time import StepTimeOrigin
@@ -173,7 +173,7 @@ class Lifetime:
     def lose(self, computed_tokens: int, now_ns: int) -> None:
         """Its KV is lost: it is nowhere, and what was computed has to be again."""
         if self.account is not None:
-            self.account.lose(computed_tokens, QUEUE_NO_REPLICA, now_ns)
+            self.account.lose(computed_tokens, QUEUE_NO_REPLICA, now_ns, REPREFILL_FAILURE)
         self.request = self.where = None
         self.decode_replica = -1
         self.before = self.delivered

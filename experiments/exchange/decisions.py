@@ -123,6 +123,18 @@ def read(path: Path) -> Iterator[Entry]:
         raise ConfigError(f"{path}: is no text; expected JSON lines, as {FILE} has") from None
 
 
+def read_all(path: Path) -> list[Entry]:
+    """All entries of a log.
+
+    Raises:
+        ConfigError: A line is no entry, or there is none.
+    """
+    found = list(read(path))
+    if not found:
+        raise ConfigError(f"{path}: has no iteration; expected JSON lines, one for each")
+    return found
+
+
 def _checked(line: str, where: str) -> Entry:
     try:
         entry = json.loads(line)

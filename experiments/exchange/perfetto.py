@@ -75,13 +75,17 @@ def write(folder: Path, path: Path | None = None, window: Window | None = None) 
         The path.
 
     Raises:
-        ConfigError: Steps were not recorded.
+        ConfigError: Steps were not recorded, or the run ends before the window.
         BundleError: It is no bundle, or cannot be read.
     """
     path = path or folder / FILE
     made = bundle.read(folder, with_steps=False)
     if not (folder / bundle.STEPS).is_file():
         raise ConfigError(f"{folder}: has no {bundle.STEPS}; run it with record.steps: true")
+    if window is not None and window.start_s * 1e9 > made.end_ns:
+        raise ConfigError(
+            f"--from {window.start_s:g}: {folder} ends at {made.end_ns / 1e9:g} s; nothing is left"
+        )
     opened = gzip.GzipFile(path, "wb", compresslevel=5, mtime=0) if path.suffix == ".gz" else None
     with opened or path.open("wb") as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')

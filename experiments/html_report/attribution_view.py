@@ -59,6 +59,7 @@ NAMES = MappingProxyType(
         "loaded": "KV there, waiting to join",
         "migration": "stopped for migration",
         "lost": "lost steps",
+        "reprefill_failure": "prefilled again after a failure",
         "other": "other",
     }
 )
@@ -91,10 +92,11 @@ def parts(bundle: Bundle, folder: Path, classes: Sequence[str]) -> dict[str, Any
         bars.setdefault(name, {})[key] = [_bar(bundle, key, rows) for rows in of]
     for phase in PHASES:
         for key in ("e2e", "ttft"):
-            (column,) = read_columns(folder, [f"{key}_{phase}_ns"]).values()
-            for name in bars:
-                for bar, rows in zip(bars[name][key], bands[name, key], strict=True):
-                    _add(bar, phase, column, rows)
+            # An older bundle may lack the column of a phase that there was not.
+            for column in read_columns(folder, [f"{key}_{phase}_ns"]).values():
+                for name in bars:
+                    for bar, rows in zip(bars[name][key], bands[name, key], strict=True):
+                        _add(bar, phase, column, rows)
     return {"bars": bars}
 
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from experiments.bundle import Bundle
 from experiments.cdf import Curve, curve_of_values
-from experiments.cdf_figure import SHOWN_IN_MS, curve_of
+from experiments.cdf_figure import SHOWN_IN_MS, curve_with_band
 from experiments.figures import CDFS
 from experiments.floors import KEYS, Floors, floors_of
 from experiments.html_report.compact import numbers
 from experiments.report import measured_mask
+from experiments.statistics.bands import Band
 from sim.metric_definitions import METRICS
 from sim.metrics import PER_REQUEST, Floats, gap_quantiles_s, merge_gaps, quantiles
 
@@ -21,29 +22,38 @@ PERCENTILES = (*(percent / 100 for percent in range(1, 100)), 0.995, 0.999, 1.0)
 """Percentiles that the page reads out, each exact."""
 
 
-def curves(bundle: Bundle, most: int) -> dict[str, Any]:
-    """The curves of one variant, by metric.
+def curves(runs: Sequence[Bundle], most: int) -> dict[str, Any]:
+    """The curves of one variant, by metric, with bands where it has enough runs.
 
     Args:
-        bundle: Of the variant.
+        runs: All of the variant; the floors are those of the first.
         most: Points of a curve.
     """
+    bundle = runs[0]
     floors = floors_of(bundle)
     made: dict[str, Any] = {}
     for key in CDFS:
         scale = 1e3 if key in SHOWN_IN_MS else 1.0
-        curve = curve_of(bundle, key)
+        curve, band = curve_with_band(runs, key)
         made[key] = None
         if curve is not None:
-            exact = {"exact": numbers(scale * _percentiles(bundle, key), 7)}
-            made[key] = points(curve, scale, most) | exact
+            exact = {"exact": numbers(scale * _percentiles(runs, key), 7)}
+            made[key] = points(curve, scale, most) | exact | _band(band, _few(curve, most))
     return {"curves": made, "floors": _floors(bundle, floors, most)}
 
 
-def _percentiles(bundle: Bundle, key: str) -> Floats:
+def _band(band: Band | None, kept: Any) -> dict[str, Any]:
+    if band is None:
+        return {}
+    return {"band": {"low": numbers(band.low[kept]), "high": numbers(band.high[kept])}}
+
+
+def _percentiles(runs: Sequence[Bundle], key: str) -> Floats:
     if key == "itl":
-        return gap_quantiles_s(merge_gaps(bundle.itl.values()), PERCENTILES)
-    return quantiles(PER_REQUEST[key](bundle.requests)[measured_mask(bundle)], PERCENTILES)
+        gaps = [merge_gaps(each.itl.values()) for each in runs]
+        return gap_quantiles_s(merge_gaps(gaps), PERCENTILES)
+    values = [PER_REQUEST[key](each.requests)[measured_mask(each)] for each in runs]
+    return quantiles(np.concatenate(values), PERCENTILES)
 
 
 def points(curve: Curve, scale: float, most: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from experiments.html_report import (
     cdf_view,
     class_view,
     page,
+    runs_view,
     summary_view,
     time_view,
     timeline_view,
@@ -105,6 +106,7 @@ def collect(heads: Sequence[Head], folders: Sequence[Path]) -> tuple[str, dict[s
         "answers": _answers(folders),
         "variants": summary_view.variants(heads),
         "table": summary_view.table(heads),
+        "runs": runs_view.intervals(heads, folders),
         "notes": notes.lines_of([(h.label, h.notes) for h in heads], "summary.json of each"),
         "percentiles": [f"{100 * q:.6g}" for q in cdf_view.PERCENTILES],
         "cdfs": cdf_view.charts([one["cdf"] for one in each]),
@@ -129,7 +131,7 @@ def _of_one(folder: Path, classes: Sequence[str], room: _Room) -> dict[str, Any]
     rows = worst_view.rows_of(read)
     in_turn = worst_view.in_turn(rows)
     return {
-        "cdf": cdf_view.curves(read, room.curve),
+        "cdf": cdf_view.curves(runs_view.runs_of(read, folder), room.curve),
         "attribution": attribution_view.parts(read, folder, classes),
         "series": time_view.series(read, room.series),
         "classes": class_view.curves(read, classes, room.curve),

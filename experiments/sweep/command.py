@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Opened, open_config, parse_settings, slug
+from experiments import strict_yaml
+from experiments.config import Opened, open_config, slug
 from experiments.run import InterruptedRunError
 from experiments.sweep.axes import Axis, Listed
-from experiments.sweep.columns import columns_of, with_settings
-from experiments.sweep.dataset import DataSet, locked, open_dataset
+from experiments.sweep.columns import KEY, columns_of, with_settings
+from experiments.sweep.dataset import (
+    ABOUT,
+    DataSet,
+    changed,
+    locked,
+    open_dataset,
+    read_table,
+)
 from experiments.sweep.definition import Definition, read_definition, split_settings
 from experiments.sweep.draws import METHODS
 from experiments.sweep.executors import Executor
@@ -53,6 +61,8 @@ class Swept:
         failed: Runs that failed; their rows say why.
         lost: Runs whose workers died; the same command makes them again.
         kept: Runs that were there already.
+        unserved: Finished runs in which no request was served to its end.
+        unserved_points: Points in which that is so of all finished runs.
         notes: What a reader should know, one sentence each.
     """
 
@@ -63,6 +73,8 @@ class Swept:
     failed: int
     lost: int
     kept: int
+    unserved: int
+    unserved_points: int
     notes: tuple[str, ...]
 
 
@@ -116,9 +128,9 @@ def _fixed_axes(opened: Opened, fixed: Sequence[str]) -> list[tuple[str, Axis]]:
     grid = given.get("grid") if isinstance(given, Mapping) else None
     axes: list[tuple[str, Axis]] = []
     for text in fixed:
-        (key, value), *_ = parse_settings([text]).items()
-        if isinstance(grid, Mapping) and key in grid:
-            axes.append((key, Listed((value,))))
+        key, _, value = text.partition("=")
+        if isinstance(grid, Mapping) and (key := key.strip()) in grid:
+            axes.append((key, Listed((strict_yaml.parse(value, f"--set {text}"),))))
         elif (part := _part_with(given, key)) is not None:
             raise ConfigError(
                 f"--set {text}: {opened.source} sweeps {key} under sweep.{part}; change it there"
@@ -164,7 +176,7 @@ def sweep(
         SweepError: The folder cannot be used.
         InterruptedRunError: Ctrl-C; rows are kept, and the same command makes the rest.
     """
-    folder = out or Path("results") / f"{slug(asked.name)}-sweep"
+    folder = folder_of(asked, out)
     columns = columns_of(asked.definition, asked.planned.settings.values())
     with locked(folder):
         data = open_dataset(folder, _about(asked, columns), columns, fresh=fresh, retry=retry)
@@ -229,6 +241,7 @@ def _about(asked: Asked, columns: Mapping[str, str]) -> dict[str, Any]:
 
 def _swept(folder: Path, asked: Asked, data: DataSet, kept: int) -> Swept:
     states = list(data.statuses.values())
+    unserved = _unserved(folder) if FINISHED in states else []
     return Swept(
         folder,
         len(asked.planned.settings),
@@ -237,5 +250,59 @@ def _swept(folder: Path, asked: Asked, data: DataSet, kept: int) -> Swept:
         states.count(FAILED),
         states.count(LOST),
         kept,
+        sum(len(runs) - sum(runs) for runs in unserved),
+        sum(not any(runs) for runs in unserved),
         asked.notes,
     )
+
+
+def _unserved(folder: Path) -> list[list[bool]]:
+    """Of each point whether its finished runs served any request."""
+    table = read_table(folder, ["point", "status", "requests.finished"])
+    served: dict[str, list[bool]] = {}
+    for row in table.to_pylist():
+        if row["status"] == FINISHED:
+            served.setdefault(row["point"], []).append(bool(row["requests.finished"]))
+    return list(served.values())
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the folder of a sweep holds before it runs.
+
+    Attributes:
+        folder: Of the data set.
+        rows: That are there.
+        finished: Of these, with numbers.
+        failed: Of these, that failed: they are run again with ``--retry`` alone.
+        other: Why they are of another sweep; empty if they are of this one.
+    """
+
+    folder: Path
+    rows: int
+    finished: int
+    failed: int
+    other: str
+
+
+def standing(asked: Asked, out: Path | None) -> Standing | None:
+    """What the folder of a sweep holds; None if nothing is there.
+
+    Args:
+        asked: What would run.
+        out: Folder; None for that of the name.
+
+    Raises:
+        SweepError: It cannot be read.
+    """
+    folder = folder_of(asked, out)
+    if not (folder / ABOUT).is_file():
+        return None
+    states = read_table(folder, [*KEY, "status"]).column("status").to_pylist()
+    other = changed(folder, asked.planned.prints)
+    return Standing(folder, len(states), states.count(FINISHED), states.count(FAILED), other)
+
+
+def folder_of(asked: Asked, out: Path | None) -> Path:
+    """Where the data set of a sweep is."""
+    return out or Path("results") / f"{slug(asked.name)}-sweep"

@@ -168,15 +168,19 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
-    there = read_about(folder)
-    changed = [
-        word for kind, word in _WORDS.items() if there["prints"].get(kind) != about["prints"][kind]
-    ]
-    if changed:
-        raise SweepError(
-            f"{folder}: holds another sweep: {' and '.join(changed)} changed; give another --out, "
-            "or --fresh to drop it"
-        )
+    if said := changed(folder, about["prints"]):
+        raise SweepError(f"{folder}: {said}; give another --out, or --fresh to drop it")
+
+
+def changed(folder: Path, prints: Mapping[str, Any]) -> str:
+    """Why a folder holds another sweep than the one with these hashes; empty if it does not.
+
+    Raises:
+        SweepError: There is no sweep, or one of a newer version.
+    """
+    there = read_about(folder)["prints"]
+    differ = [word for kind, word in _WORDS.items() if there.get(kind) != prints[kind]]
+    return f"holds another sweep: {' and '.join(differ)} changed" if differ else ""
 
 
 def read_about(folder: Path) -> dict[str, Any]:

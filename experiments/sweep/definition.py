@@ -31,7 +31,7 @@ from experiments import strict_yaml
 from experiments.explain import shown
 from experiments.names import suggestion
 from experiments.quantity import Quantity, read_quantity
-from experiments.sweep.axes import Axis, Listed, read_axis
+from experiments.sweep.axes import Axis, Listed, Range, read_axis
 from experiments.sweep.draws import METHODS, draw, is_even
 from sim.errors import ConfigError
 
@@ -116,7 +116,7 @@ def read_definition(given: object, axes: Sequence[tuple[str, Axis]], source: str
         if key not in _PARTS:
             raise ConfigError(f"{where}.{key}: sweep has no such key; {suggestion(key, _PARTS)}")
     notes: list[str] = []
-    grid = _grid(given.get("grid"), axes, f"{where}.grid")
+    grid = _grid(given.get("grid"), axes, f"{where}.grid", notes)
     parts = [grid] if grid is not None else []
     if given.get("list") is not None:
         parts.append(Part("list", _list(given["list"], f"{where}.list")))
@@ -188,7 +188,9 @@ def split_over(texts: Sequence[str]) -> dict[str, Axis]:
     return axes
 
 
-def _grid(given: object, more: Sequence[tuple[str, Axis]], where: str) -> Part | None:
+def _grid(
+    given: object, more: Sequence[tuple[str, Axis]], where: str, notes: list[str]
+) -> Part | None:
     axes: dict[str, Axis] = {}
     if given is not None:
         if not isinstance(given, Mapping):
@@ -202,6 +204,12 @@ def _grid(given: object, more: Sequence[tuple[str, Axis]], where: str) -> Part |
         return None
     count = math.prod(len(axis.steps()) for axis in axes.values())
     _check_count(count, where)
+    notes += [
+        f"{where}.{key}: {axis.count} steps from {axis.low:g} to {axis.high:g} are "
+        f"{len(axis.steps())} different {'whole numbers' if axis.whole else 'numbers'}."
+        for key, axis in axes.items()
+        if isinstance(axis, Range) and len(axis.steps()) != axis.count
+    ]
     every = itertools.product(*(axis.steps() for axis in axes.values()))
     return Part("grid", tuple(dict(zip(axes, values, strict=True)) for values in every))
 

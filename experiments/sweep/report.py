@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.sweep.command import Asked, Progress, Swept
+from experiments.sweep.command import Asked, Progress, Standing, Swept
 from experiments.sweep.dataset import read_table
 
 _EVERY_S = 10.0
@@ -68,11 +68,16 @@ def summed_up(swept: Swept) -> str:
         text += f", {swept.lost:,} lost with their workers (the same command runs them again)"
     if swept.kept:
         text += f"; {swept.kept:,} were there already"
+    if swept.unserved:
+        text += (
+            f". No request was served in {swept.unserved:,} of the finished runs "
+            f"(all those of {swept.unserved_points:,} points): see the columns requests.*"
+        )
     return f"{text}."
 
 
-def print_asked(asked: Asked, *, as_json: bool) -> None:
-    """Print what would run."""
+def print_asked(asked: Asked, there: Standing | None = None, *, as_json: bool) -> None:
+    """Print what would run, and what its folder holds already."""
     planned = asked.planned
     variants = list(dict.fromkeys(unit.variant for unit in planned.units))
     told: dict[str, Any] = {
@@ -83,7 +88,8 @@ def print_asked(asked: Asked, *, as_json: bool) -> None:
         "keys": asked.definition.keys,
     }
     if as_json:
-        print(json.dumps({**told, "settings": planned.settings}, indent=1))
+        held = None if there is None else asdict(there) | {"folder": str(there.folder)}
+        print(json.dumps({**told, "there": held, "settings": planned.settings}, indent=1))
         return
     print(
         f"{asked.source}: {told['points']:,} points over {', '.join(asked.definition.keys)}; "
@@ -91,6 +97,19 @@ def print_asked(asked: Asked, *, as_json: bool) -> None:
     )
     for line in told["cannot_run"]:
         print(f"- cannot run: {line}")
+    if there is not None:
+        print(f"- {_held(there, told['runs'] + len(planned.failed))}")
+
+
+def _held(there: Standing, total: int) -> str:
+    text = f"{there.folder}: has {there.rows:,} rows"
+    if there.other:
+        return f"{text}, and {there.other}; give another --out, or --fresh to drop it"
+    kept = there.finished + there.failed
+    text = f"{text} of {total:,}: {there.finished:,} finished, {there.failed:,} failed"
+    return f"{text}; {total - kept:,} runs are left" + (
+        " (and the failed ones with --retry)" if there.failed else ""
+    )
 
 
 def print_swept(swept: Swept, formats: Sequence[str], *, as_json: bool) -> None:

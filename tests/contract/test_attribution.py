@@ -91,7 +91,7 @@ def test_caches_pools_pipelines_and_cancellations(second: Second, kind: str) -> 
 
 @pytest.mark.parametrize(
     ("kind", "meets"),
-    [("failures", {"lost", "queue_no_replica", "reprefill"}), ("slow", {"slow", "lost"})],
+    [("failures", {"lost", "queue_no_replica", "reprefill_failure"}), ("slow", {"slow", "lost"})],
 )
 def test_failures_and_stragglers(second: Second, kind: str, meets: set[str]) -> None:
     met: Counter[str] = Counter()

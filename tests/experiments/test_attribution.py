@@ -177,7 +177,7 @@ def test_the_sentence_of_a_run_goes_by_its_layout_and_its_failures(tmp_path: Pat
 
 def test_every_phase_has_advice_and_a_colour_of_its_own() -> None:
     assert set(ADVICE) == set(PHASES)
-    assert len({color_of(phase) for phase in PHASES if not phase.startswith("queue")}) == 25
+    assert len({color_of(phase) for phase in PHASES if not phase.startswith("queue")}) == 26
 
 
 def test_a_bar_for_each_variant_and_rank_adds_up_to_all_of_it(results: Path) -> None:
@@ -257,3 +257,48 @@ def test_large_runs_leave_it_out_and_say_so(
 def test_worst_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ConfigError, match="worst: x; choose one of e2e, itl, ttft"):
         attribution.worst({}, "x", 1)
+
+
+def test_the_sentence_says_what_failures_took() -> None:
+    ns = {"decode_gpu": 700, "lost": 50, "reprefill_failure": 250}
+    split = attribution.Split(3, "e2e", ns, 5000)
+    said = attribution.sentence(split, Setting(failed_ns=4500))
+    assert (
+        "70% of it hangs on memory bandwidth. Failures of replicas took 300 ns of it (30%)." in said
+    )
+    assert split.resources() == {"memory bandwidth": 700, "replicas": 300}
+    assert "Failures" not in attribution.sentence(split, Setting(failed_ns=5000))
+    given_up = attribution.Split(3, "e2e", {"decode_gpu": 700, "lost": 50}, 5000)
+    assert "Failures" not in attribution.sentence(given_up, Setting(failed_ns=4500))
+
+
+@pytest.mark.parametrize(("what", "key"), [("ttft", "ttft"), ("itl", "decode"), ("e2e", "e2e")])
+def test_the_worst_are_told_by_what_they_are_worst_in(results: Path, what: str, key: str) -> None:
+    folder = str(results / "v1")
+    (told,) = json.loads(_explain(folder, "--worst", what, "1", "--json").output)
+    text = _explain(folder, "--worst", what, "1").output
+    assert told[key]["sentence"] in text
+    assert not any(told[other]["sentence"] in text for other in {"ttft", "decode", "e2e"} - {key})
+    after = told["e2e"]["total_ns"] - told["ttft"]["total_ns"]
+    assert told["decode"]["total_ns"] == after == sum(told["decode_ns"].values())
+    assert ("Its largest gap between tokens was" in text) == (what == "itl")
+
+
+def test_fewer_than_asked_for_is_said(results: Path) -> None:
+    done = _explain(str(results / "v1"), "--worst", "ttft", "100000", "--json")
+    assert done.stderr == "--worst ttft 100000: 60 requests have ttft\n"
+    assert len(json.loads(done.stdout)) == 60
+
+
+def test_a_folder_of_several_variants_names_them(results: Path) -> None:
+    done = _explain(str(results))
+    assert done.exit_code == 2
+    assert f"{results}: holds 3 variants: v0, v1, off; name one, such as {results / 'v0'}" in (
+        done.stderr
+    )
+
+
+def test_phases_that_an_older_bundle_lacks_count_as_none(results: Path) -> None:
+    table = bundle.read(results / "v1").requests
+    older = {k: v for k, v in table.items() if not k.endswith("reprefill_failure_ns")}
+    assert attribution.split_of(older, 3) == attribution.split_of(table, 3)

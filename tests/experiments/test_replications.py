@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
@@ -14,8 +15,11 @@ import phasewise as api
 from experiments import bundle
 from experiments.cli import app
 from experiments.config import load
+from experiments.html_report import command
 from experiments.replications import replicate, seed_of
+from experiments.tables import three_digits
 from sim.errors import ConfigError
+from sim.metrics import ttft_s
 
 CONFIG: dict[str, Any] = {
     "workload": {
@@ -251,3 +255,36 @@ def test_figures_of_replications_have_bands_and_are_drawn_again_with_them(tmp_pa
     )  # fmt: skip
     assert alone.exit_code == 0, alone.output
     assert "share_low" not in (tmp_path / "q" / "e2e_cdf.csv").read_text()
+
+
+def test_the_table_says_of_which_run_it_is(folder: Path) -> None:
+    said = "The numbers above are of the first of 4 runs of each variant; intervals are of all"
+    assert said in " ".join((folder / "stdout.txt").read_text().split())
+
+
+def test_a_report_shows_all_runs_and_says_which_parts_show_the_first(folder: Path) -> None:
+    out = folder / "out"
+    folders = bundle.find(out)
+
+    values = command.collect([bundle.read_head(each) for each in folders], folders)[1]
+
+    told = values["runs"]
+    assert told["columns"] == ["95 % intervals", "sarathi", "orca", "sarathi again"]
+    assert told["notes"][0].startswith("Runs with other seeds: sarathi 4, orca 4, sarathi again 4.")
+    p99 = bundle.read_values(out / "replications.json")["variants"]["orca"]["metrics"]["ttft_s.p99"]
+    (row,) = [row for row in told["rows"] if row[0] == "TTFT P99 (s)"]
+    assert row[2].split()[0] == three_digits(p99["estimate"])
+    (ttft,) = [chart for chart in values["cdfs"] if chart["key"] == "ttft"]
+    curve = ttft["curves"][1]
+    assert len(curve["band"]["low"]) == len(curve["band"]["high"]) == len(curve["x"])
+    assert all(
+        low is None or low <= y for low, y in zip(curve["band"]["low"], curve["share"], strict=True)
+    )
+    runs = [out / "orca", *(out / "replications" / "orca" / f"run-{k}" for k in (1, 2, 3))]
+    ttfts = np.concatenate([ttft_s(bundle.read(each).requests) for each in runs])
+    assert max(curve["x"]) == pytest.approx(ttfts.max())
+
+    one = [out / "replications" / "orca" / "run-1"]
+    alone = command.collect([bundle.read_head(one[0])], one)[1]
+    assert alone["runs"] is None
+    assert all("band" not in curve for chart in alone["cdfs"] for curve in chart["curves"])

@@ -104,3 +104,5 @@ def test_a_slow_nic_that_nothing_uses_is_told() -> None:
         "events[0]: degrade has no effect: no transfer used the NIC of decode-1 in this run."
     ]
     assert told(run(alone, events=SLOW, **{"workload.requests": 1})) == []
+    dead = [{**SLOW[0], "at_s": 0, "factor": 0}]
+    assert told(run({}, topology={**NODES, "gpus_per_node": 2}, events=dead)) == []

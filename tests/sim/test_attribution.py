@@ -13,7 +13,17 @@ import pytest
 
 from kernels_profile.roofline import RooflineStepTime
 from policies import POLICIES, ROUTERS
-from sim.attribution import GROUPS, PHASES, Alone
+from sim.attribution import (
+    GROUPS,
+    PHASES,
+    PREEMPTED,
+    QUEUE_NO_REPLICA,
+    REPREFILL,
+    REPREFILL_FAILURE,
+    TRANSFER_QUEUE,
+    Account,
+    Alone,
+)
 from sim.changes import Change
 from sim.cluster import Cluster
 from sim.event_loop import simulate
@@ -215,8 +225,46 @@ def test_a_failure_loses_the_step_and_is_waited_out(fast_forward: bool) -> None:
         "prefill": 14,
         "lost": 6,
         "queue_no_replica": 10,
-        "reprefill": 15,
+        "reprefill_failure": 15,
         "decode_gpu": 12,
+    }
+
+
+def test_what_is_computed_again_belongs_to_the_last_loss_that_reaches_it() -> None:
+    account = Account(0)
+    account.lose(1000, QUEUE_NO_REPLICA, 0, REPREFILL_FAILURE)
+    account.lose(500, PREEMPTED, 0)
+    assert account.redo == ((500, REPREFILL), (1000, REPREFILL_FAILURE))
+    account.lose(0, TRANSFER_QUEUE, 0)  # a transfer that keeps its last token loses nothing
+    account.lose(700, QUEUE_NO_REPLICA, 0, REPREFILL_FAILURE)
+    assert account.redo == ((700, REPREFILL_FAILURE), (1000, REPREFILL_FAILURE))
+
+
+def test_a_request_preempted_and_then_struck_by_a_failure_has_both_parts(
+    fast_forward: bool,
+) -> None:
+    spec = ReplicaSpec(POLICIES["vllm-v1"](), 3, STEP, block_tokens=4)
+    got = simulate(
+        _arrivals([(0, 4, 4), (0, 4, 5)]),
+        Cluster(PoolSpec("replica", [spec], ROUTERS["round-robin"]())),
+        cluster_events=[(82_000, Change("fail")), (90_000, Change("restore"))],
+        fast_forward=fast_forward,
+        check=True,
+        record=Record(attribution=True),
+    )
+
+    # As above to 69: request 1 is preempted from 18 to 54, and computes 5 tokens again. Its decode
+    # ends at 81; the next is lost at 82. From 90 on 7 tokens again: 17, to 107; a decode to 119.
+    assert_adds_up(got)
+    assert _split(got, 1) == {
+        "prefill": 14,
+        "prefill_others": 4,
+        "preempted": 36,
+        "reprefill": 15,
+        "decode_gpu": 12 + 12,
+        "lost": 1,
+        "queue_no_replica": 8,
+        "reprefill_failure": 17,
     }
 
 

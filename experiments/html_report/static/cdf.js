@@ -22,6 +22,22 @@ function stairs(curve, variant, width, name, unit) {
   };
 }
 
+// Where the true share lies at each x, over all runs of a variant.
+function bandTraces(curve, variant) {
+  if (!curve.band) return [];
+  const { low, high } = curve.band;
+  const kept = curve.x.map((x, at) => [x, low[at], high[at]])
+    .filter(([x, least]) => least !== null && (x > 0 || !state.logarithmic));
+  const common = {
+    x: kept.map(([x]) => x), meta: variant, mode: "lines", hoverinfo: "skip",
+    line: { width: 0, shape: "hv", color: color(variant) },
+  };
+  return [
+    { ...common, y: kept.map(([, , most]) => most) },
+    { ...common, y: kept.map(([, least]) => least), fill: "tonexty", fillcolor: `${color(variant)}33` },
+  ];
+}
+
 function percentileMark(curve, variant, unit, name) {
   const at = VALUES.percentiles.indexOf(state.percentile);
   const value = curve.exact?.[at];
@@ -81,6 +97,7 @@ function cdfFigure(of, node, height = 330, target = null) {
   const every = [...drawn.map((at) => of.curves[at]), ...floors];
   if (target !== null) every.push({ x: [target] });
   const range = rangeOf(every, state.logarithmic);
+  const bands = drawn.flatMap((at) => bandTraces(of.curves[at], at));
   const lines = drawn.map((at) => stairs(of.curves[at], at, 2, VALUES.variants[at].label, of.unit));
   const marks = drawn.map((at) => percentileMark(of.curves[at], at, of.unit, VALUES.variants[at].label)).filter(Boolean);
   const share = Number(state.percentile) / 100;
@@ -88,7 +105,7 @@ function cdfFigure(of, node, height = 330, target = null) {
   const shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: share, y1: share, layer: "below", line: { color: muted, width: 1, dash: "dot" } }];
   if (target !== null) shapes.push({ type: "line", x0: target, x1: target, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1.2, dash: "dash" } });
   return {
-    traces: [...(of.floors ? floorTraces(of.floors, range, of.unit) : []), ...lines, ...marks],
+    traces: [...(of.floors ? floorTraces(of.floors, range, of.unit) : []), ...bands, ...lines, ...marks],
     layout: layout(height, {
       shapes, uirevision: state.logarithmic ? "log" : "linear",
       xaxis: axis(`${of.title} (${of.unit})`, {
@@ -130,6 +147,9 @@ function cdfSection(host) {
   host.append(el("div", { class: "row noprint" }, slider(),
     el("span", { class: "group", role: "group", "aria-label": "Scale of the latencies" }, scale("log", true), scale("linear", false))));
   host.append(el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Percentiles" }, el("table", { id: "percentiles" })));
+  if (VALUES.cdfs.some((of) => of.curves.some((curve) => curve?.band))) {
+    host.append(...notes(["Curves and percentiles are of all runs of a variant together. Shaded: where the true share lies at each x alone, with 95 % confidence."]));
+  }
   const grid = el("div", { class: "grid" });
   host.append(grid);
   const nodes = VALUES.cdfs.map((of) => el("div", { id: `cdf-${of.key}` }));

@@ -1,7 +1,7 @@
 // The page: its sections, the bar of variants, schemes and printing.
 
 const SECTIONS = [
-  ["summary", "Summary", (host) => host.append(summaryTable(), ...notes(VALUES.table.notes), notesOfRuns())],
+  ["summary", "Summary", (host) => host.append(summaryTable(), ...notes(VALUES.table.notes), intervals(), notesOfRuns())],
   ["latency", "Latency distributions", cdfSection,
     "The share of requests, or of gaps, whose value is at most x. Drag to zoom, double-click to go back; pointing at a curve shows its variant in all charts."],
   ["time", "Where the time went", attribution],

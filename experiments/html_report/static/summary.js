@@ -53,6 +53,18 @@ function summaryTable() {
     el("table", { id: "table" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body)));
 }
 
+// What all runs of variants with replications say together.
+function intervals() {
+  if (!VALUES.runs) return "";
+  const { notes: said, columns, rows } = VALUES.runs;
+  const head = columns.map((text) => el("th", { scope: "col", class: "words" }, text));
+  const body = rows.map((row) => el("tr", {}, ...row.map((text, place) =>
+    el(place ? "td" : "th", { class: "words", scope: place ? null : "row" }, text))));
+  return el("div", { id: "runs" }, ...notes(said),
+    el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Intervals over all runs" },
+      el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body))));
+}
+
 function provenance() {
   return VALUES.provenance.map((its) => el("details", {},
     el("summary", {}, its.label),

@@ -161,3 +161,13 @@ def test_results_without_a_log_say_how_to_get_one(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "phasewise run CONFIG --decisions" in result.stderr
     assert phasewise("diff", tmp_path / "none", tmp_path).exit_code == 2
+
+
+def test_a_log_without_an_iteration_is_an_error(tmp_path: Path) -> None:
+    there = write(tmp_path / "a.jsonl", entry(0, {"0": 1}))
+    empty = write(tmp_path / "b.jsonl")
+    for logs in ((there, empty), (empty, there), (empty, empty)):
+        done = phasewise("diff", *logs)
+        assert done.exit_code == 2
+        assert f"{empty}: has no iteration" in done.stderr
+        assert len(done.stderr.splitlines()) == 1

@@ -176,3 +176,14 @@ def test_a_bundle_without_steps_has_no_trace(folder: Path, tmp_path: Path) -> No
 
     with pytest.raises(ConfigError, match=r"has no steps\.parquet; run it with record\.steps"):
         write(tmp_path / "one")
+
+
+def test_a_window_after_the_end_of_the_run_is_an_error(folder: Path, tmp_path: Path) -> None:
+    done = phasewise(
+        "export", folder / "one", "--format", "perfetto", "--from", "1e9", "--out", tmp_path
+    )
+    assert done.exit_code == 2
+    assert "--from 1e+09: " in done.stderr
+    assert f"ends at {bundle.read_head(folder / 'one').end_ns / 1e9:g} s" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "one" / FILE).exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from plotly.offline import get_plotlyjs
 
@@ -185,3 +186,19 @@ def test_the_page_is_complete_and_asks_for_nothing(folder: Path, tmp_path: Path)
     own = text.replace(get_plotlyjs(), "")
     assert len(own) < len(text) - 10**6
     assert [link for link in ('src="http', 'href="http', "@import", "fetch(") if link in own] == []
+
+
+def test_a_bundle_of_before_a_phase_was_told_apart_has_its_bars(
+    folder: Path, tmp_path: Path
+) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(folder, older)
+    table = pq.read_table(older / "requests.parquet")
+    kept = [name for name in table.column_names if "reprefill_failure" not in name]
+    pq.write_table(table.select(kept), older / "requests.parquet")
+    (bars,) = collected([older])["attribution"]["variants"]
+    (now,) = collected([folder])["attribution"]["variants"]
+    shown = {part[0] for bar in now["bars"][""]["e2e"] for part in bar["parts"]}
+    assert {part[0] for bar in bars["bars"][""]["e2e"] for part in bar["parts"]} == (
+        shown - {"reprefill_failure"}
+    )

@@ -258,3 +258,12 @@ def test_headline_orderings_come_out(tmp_path: Path, name: str) -> None:
 
     first = built.told[0].claims[0]
     assert first.outcome == "reproduced", first.ours
+
+
+def test_progress_says_how_far_how_fast_and_how_long() -> None:
+    assert command.progress(0, 16, 0.1) == "0 of 16 figures"
+    assert command.progress(0, 16, 20.2) == "0 of 16 figures after 20 s"
+    assert command.progress(4, 16, 40) == (
+        "4 of 16 figures after 40 s, 6 a minute, about 120 s left"
+    )
+    assert command.progress(16, 16, 90) == "16 of 16 figures after 90 s, 11 a minute"

@@ -198,3 +198,13 @@ def test_one_value_set_for_a_swept_key_is_the_only_one_of_its_axis() -> None:
     assert [each["policy.budget_tokens"] for each in planned.settings.values()] == [64, 64]
     with pytest.raises(ConfigError, match=r"--set seed=3: .* sweeps seed under sweep\.list"):
         ask(config, ["seed=3"])
+
+
+def test_steps_that_fall_on_one_number_are_told() -> None:
+    few = {"from": 64, "to": 65, "steps": 5, "whole": True}
+    found = definition({"grid": {"kv.num_blocks": few}})
+    assert len(found.settings()) == 2
+    assert found.notes == (
+        "c.yaml: sweep.grid.kv.num_blocks: 5 steps from 64 to 65 are 2 different whole numbers.",
+    )
+    assert definition({"grid": {"kv.num_blocks": {**few, "steps": 2}}}).notes == ()

@@ -197,6 +197,7 @@ def test_what_cannot_be_searched_is_one_line(
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.cluster
 def test_a_key_that_no_point_can_have_is_named(optuna: None, config: Path, tmp_path: Path) -> None:
     result = phasewise(
         *("search", config, "--over", "policy.bugdet=1,2", "--objective", "ttft_s.p99"),

@@ -20,11 +20,11 @@ import yaml
 from experiments.config import load
 from experiments.results import run_plan
 from experiments.run import InterruptedRunError
-from experiments.sweep.command import Progress, ask
+from experiments.sweep.command import Progress, Standing, ask, standing
 from experiments.sweep.dataset import ABOUT, DATA, DataSet, SweepError, locked
 from experiments.sweep.executors import Here
 from experiments.sweep.local import Processes
-from experiments.sweep.report import said
+from experiments.sweep.report import print_asked, said, summed_up
 from experiments.sweep.unit import Row, Unit, run_unit
 from sim.errors import ConfigError
 from tests.experiments.sweep.examples import config, rows, run, without_wall
@@ -366,3 +366,28 @@ def test_progress_says_how_far_how_fast_and_how_long() -> None:
     assert said(Progress(9, 40, 1, 3.07, 9.1)) == "9 of 40 runs, 1 failed, 3.07 a second, 9 s left"
     assert said(Progress(4, 9000, 0, 0.5, 7992.0)).endswith("0.5 a second, 2.2 h left")
     assert said(Progress(9, 9, 0, 0.5, 0.0)) == "9 of 9 runs, 0.5 a second"
+
+
+def test_points_that_served_nothing_are_counted(tmp_path: Path) -> None:
+    """Prompts of 64 tokens and up do not fit in 4 blocks of 16."""
+    given = config() | {"sweep": {"grid": {"kv.num_blocks": [2, 4000]}}}
+    made = run(given, tmp_path / "out")
+    assert (made.points, made.finished, made.unserved, made.unserved_points) == (2, 4, 2, 1)
+    assert "in 2 of the finished runs (all those of 1 points)" in summed_up(made)
+
+
+def test_a_dry_run_says_what_the_folder_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, out = ask(config()), tmp_path / "out"
+    assert standing(asked, out) is None
+    run(config(), out)
+    there = standing(asked, out)
+    assert there == Standing(out, 8, 8, 0, "")
+    print_asked(asked, there, as_json=False)
+    assert f"{out}: has 8 rows of 8: 8 finished, 0 failed; 0 runs are left" in (
+        capsys.readouterr().out
+    )
+    other = standing(ask(config() | {"seed": 5}), out)
+    assert other is not None
+    assert other.other == "holds another sweep: its config changed"
