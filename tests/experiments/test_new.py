@@ -57,11 +57,11 @@ def test_a_name_that_cannot_be_a_module_is_refused(name: str, said: str, tmp_pat
 
 
 def test_files_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text("kept")
+    (tmp_path / "test_already_there.py").write_text("kept")
 
-    result = phasewise("new", "policy", "mine", "--out", tmp_path)
+    result = phasewise("new", "policy", "already_there", "--out", tmp_path)
 
     assert result.exit_code == 2
-    assert "test_mine.py: is there already" in result.stderr
-    assert (tmp_path / "test_mine.py").read_text() == "kept"
-    assert not (tmp_path / "mine.py").exists()
+    assert "test_already_there.py: is there already" in result.stderr
+    assert (tmp_path / "test_already_there.py").read_text() == "kept"
+    assert not (tmp_path / "already_there.py").exists()
