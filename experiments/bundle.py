@@ -75,6 +75,8 @@ CHANGED = "changes.parquet"
 TOKENS = "tokens.parquet"
 INDEX = "variants.json"
 """File that lists the bundles of a run, in their order."""
+REPEATED = "replications.json"
+"""File beside the variants of a run: intervals and differences, and the folders of their runs."""
 
 Columns = dict[str, npt.NDArray[Any]]
 Gaps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -559,25 +561,6 @@ def read(folder: Path, *, with_steps: bool = True, attributed: bool = True) -> B
     )
 
 
-def read_step_groups(folder: Path) -> Iterator[dict[str, list[Any]]]:
-    """``steps.parquet`` a row group at a time: columns of plain values, codes as their texts.
-
-    Raises:
-        BundleError: It cannot be read.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = folder / STEPS
-    try:
-        with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group)
-                yield {name: table.column(name).to_pylist() for name in table.column_names}
-    except (OSError, pa.ArrowInvalid) as error:
-        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-
-
 def _read_changes(path: Path, names: Sequence[str]) -> Columns:
     if not path.is_file():
         return {name: np.zeros(0, np.int64) for name in CHANGE_COLUMNS}
@@ -700,6 +683,19 @@ def left_out(folder: Path) -> dict[Path, str]:
     names, failed = _read_index(folder)
     missing = {name: "no results" for name in names if not is_bundle(folder / name)}
     return {folder / name: (missing | failed)[name] for name in names if name in missing | failed}
+
+
+def runs_of(folder: Path) -> tuple[str, list[Path]] | None:
+    """Of the first replication of a variant: its label, and the folders of all runs, itself first.
+
+    None for a bundle that is the first of no replications.
+    """
+    beside = folder.parent / REPEATED
+    known = read_values(beside)["folders"] if beside.is_file() else {}
+    for label, runs in known.items():
+        if runs[0] == folder.name:
+            return str(label), [folder.parent / each for each in runs]
+    return None
 
 
 def answer_of(folder: Path) -> str:

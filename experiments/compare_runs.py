@@ -11,7 +11,6 @@ from experiments import bundle
 from experiments.bundle import Bundle, BundleError
 from experiments.config import slug
 from experiments.explain import shown
-from experiments.outcome import REPEATED
 from experiments.quantity import Quantity
 from experiments.statistics.intervals import Refusal
 from experiments.tables import Column, Comparison
@@ -37,7 +36,7 @@ def read_variant(folder: Path) -> Repeated:
         )
     at = found[0]
     label = bundle.read_head(at).label
-    folders = [at, *_further(at, label)]
+    _, folders = bundle.runs_of(at) or (label, [at])
     return Repeated.of(label, [bundle.read(each, with_steps=False) for each in folders])
 
 
@@ -47,15 +46,6 @@ def _by_label(folder: Path) -> Path:
     if folder.exists() or not bundle.is_finished(named):
         return folder
     return named if bundle.read_head(named).label == folder.name else folder
-
-
-def _further(first: Path, label: str) -> list[Path]:
-    """The other replications of the run that a bundle is the first of."""
-    beside = first.parent / REPEATED
-    if not beside.is_file():
-        return []
-    known = bundle.read_values(beside).get("folders", {}).get(label, [])
-    return [first.parent / each for each in known if first.parent / each != first]
 
 
 def config_differences(one: Bundle, other: Bundle) -> list[str]:

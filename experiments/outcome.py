@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import bundle, cluster, notes
-from experiments.bundle import Bundle, BundleError, Head
+from experiments.bundle import REPEATED, Bundle, BundleError, Head
 from experiments.check_answer import check_answer, planned_workload
 from experiments.config import Plan
 from experiments.names import unknown
@@ -219,8 +219,6 @@ def _folders_said(heads: Sequence[Head], folders: Sequence[Path]) -> str:
 
 
 _DONE = ("finished", "reused")
-REPEATED = "replications.json"
-"""File beside the variants of a run: intervals and differences, and the folders of their runs."""
 
 
 def _repeated(jobs: Sequence[Job], further: Sequence[Job], out: Path) -> list[Repeated]:
@@ -451,10 +449,8 @@ def read_runs(folders: Sequence[Path]) -> list[tuple[Bundle, ...]] | None:
 
     found = []
     for folder in folders:
-        beside = folder.parent / REPEATED
-        known = bundle.read_values(beside)["folders"] if beside.is_file() else {}
-        its = next((runs for runs in known.values() if runs[0] == folder.name), [folder.name])
-        runs = [bundle.read(folder.parent / each, with_steps=False) for each in its]
+        _, its = bundle.runs_of(folder) or ("", [folder])
+        runs = [bundle.read(each, with_steps=False) for each in its]
         found.append(Repeated.of(runs[0].label, runs).runs)
     return found if any(len(runs) > 1 for runs in found) else None
 

@@ -167,25 +167,24 @@ def _slice(
 
 def _runs(made: Bundle, folder: Path, window: Window) -> Iterator[Event]:
     """A slice for each row of the step log."""
-    places = {replica.name: pid for pid, replica in enumerate(made.replicas, 1)}
-    for rows in bundle.read_step_groups(folder):
-        names = list(rows)
-        for values in zip(*rows.values(), strict=True):
-            row = dict(zip(names, values, strict=True))
+    for rows in bundle.read_steps(folder, [replica.name for replica in made.replicas]):
+        columns = [column.tolist() for column in rows.values()]
+        for values in zip(*columns, strict=True):
+            row = dict(zip(rows, values, strict=True))
             if window.overlaps(row["start_ns"], row["end_ns"]):
-                yield _run(row, places)
+                yield _run(row)
 
 
-def _run(row: Mapping[str, Any], places: Mapping[str, int]) -> Event:
+def _run(row: Mapping[str, Any]) -> Event:
     n = row["iterations"]
     name = phase_of(row["prefill_tokens"], row["decodes"]) if n else "lost"
     shown = ("prefill_tokens", "decodes", "first_context_tokens", "blocks_used", "waiting")
     args = {"iterations": n, **{key: row[key] for key in shown}}
-    if row["cause"] != CAUSES[0]:
-        args["first_in_queue_waits_for"] = row["cause"]
+    if row["cause"]:
+        args["first_in_queue_waits_for"] = CAUSES[row["cause"]]
     label = f"{name}, {n} iterations" if n > 1 else name
     tid = max(row["stage"] - 1, 0)
-    return _slice(places[row["replica"]], tid, row["start_ns"], row["end_ns"], label, args)
+    return _slice(row["replica"] + 1, tid, row["start_ns"], row["end_ns"], label, args)
 
 
 def _iterations(made: Bundle, folder: Path, window: Window) -> Iterator[Event]:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import bundle
-from experiments.bundle import Bundle, Head
-from experiments.outcome import REPEATED
+from experiments.bundle import REPEATED, Bundle, Head
 from experiments.quantity import read_quantity
 from experiments.report import unique_labels
 from experiments.tables import three_digits
@@ -27,32 +26,20 @@ def runs_of(first: Bundle, folder: Path) -> tuple[Bundle, ...]:
     Raises:
         BundleError: One cannot be read.
     """
-    label = _label(folder)
-    if label is None:
+    known = bundle.runs_of(folder)
+    if known is None:
         return (first,)
-    others = bundle.read_values(folder.parent / REPEATED)["folders"][label][1:]
-    read = [
-        bundle.read(folder.parent / each, with_steps=False, attributed=False) for each in others
-    ]
+    label, runs = known
+    read = [bundle.read(each, with_steps=False, attributed=False) for each in runs[1:]]
     return Repeated.of(label, [first, *read]).runs
-
-
-def _label(folder: Path) -> str | None:
-    """Its name in ``replications.json``; None where it is not in one."""
-    path = folder.parent / REPEATED
-    if not path.is_file():
-        return None
-    known: Mapping[str, Sequence[str]] = bundle.read_values(path)["folders"]
-    return next((label for label, runs in known.items() if runs[0] == folder.name), None)
 
 
 def intervals(heads: Sequence[Head], folders: Sequence[Path]) -> dict[str, Any] | None:
     """Which part of the page is of how many runs, and a table of intervals; None without any."""
     told: dict[str, Mapping[str, Any]] = {}
     for name, folder in zip(unique_labels(heads), folders, strict=True):
-        label = _label(folder)
-        if label is not None:
-            told[name] = bundle.read_values(folder.parent / REPEATED)["variants"][label]
+        if (known := bundle.runs_of(folder)) is not None:
+            told[name] = bundle.read_values(folder.parent / REPEATED)["variants"][known[0]]
     if not told:
         return None
     quantities = [read_quantity(text, "report") for text in COMPARED]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.batch import Cause, ScheduledBatch
-from sim.policy import Policy, ReplicaState
+from policies.sarathi import Sarathi
+from sim.batch import ScheduledBatch
+from sim.policy import ReplicaState
 
 
 @dataclass
-class Alternating(Policy):
+class Alternating(Sarathi):
     """Iterations take turns: chunks of prompts up to a budget, then one token of every decode.
 
     The rule: a pass begins with prefills if the last one did not, or if nothing decodes. Then
@@ -27,28 +28,8 @@ class Alternating(Policy):
         max_num_seqs: Most requests running at once.
     """
 
-    budget_tokens: int = 512
-    max_num_seqs: int = 128
-
-    preemptible = True
-    cuts_prompts = True
-
     def __post_init__(self) -> None:
         self._decodes_next = False
-
-    @property
-    def seats(self) -> int:
-        """Most requests running at once."""
-        return self.max_num_seqs
-
-    @property
-    def most_chunk_tokens(self) -> int:
-        """A prompt alone has the whole budget."""
-        return self.budget_tokens
-
-    def watermark_blocks(self, total_blocks: int) -> int:
-        """1 % of the pool is kept free at admission."""
-        return total_blocks // 100
 
     def schedule(self, state: ReplicaState) -> ScheduledBatch:
         """Chunks, or decodes, whose turn it is."""
@@ -68,17 +49,4 @@ class Alternating(Policy):
                 return
             batch.tokens[request] = tokens = min(request.remaining_tokens, left)
             left -= tokens
-        while state.waiting and left:
-            request = state.waiting[0]
-            whole, keep = request.known_tokens, state.watermark_blocks
-            if state.num_running >= self.max_num_seqs:
-                batch.refuse(Cause.NO_SEAT, first_come=state.order.first_come)
-                return
-            if not (state.can_go_on(request) and state.kv.allocate(request, whole, keep_free=keep)):
-                batch.refuse(Cause.NO_BLOCKS, first_come=state.order.first_come)
-                return
-            state.admit(request)
-            batch.tokens[request] = tokens = min(whole, left)
-            left -= tokens
-        if state.waiting:
-            batch.refuse(Cause.NO_BUDGET, first_come=state.order.first_come)
+        self._admit(state, batch, left)

@@ -68,7 +68,7 @@ class DataSet:
     def add(self, row: Row) -> None:
         """Take in a row, and write those that wait if it is time."""
         self._waiting.append(row)
-        self.statuses[_identity(row)] = row["status"]
+        self.statuses[identity(row)] = row["status"]
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
@@ -141,7 +141,7 @@ def open_dataset(
         (folder / DATA).mkdir(parents=True)
         bundle.write_values(folder / ABOUT, {"version": VERSION, **about})
     statuses = {
-        _identity(row): row["status"]
+        identity(row): row["status"]
         for row in read_table(folder, [*KEY, "status"]).to_pylist()
         if row["status"] == FINISHED or not (retry or row["status"] == LOST)
     }
@@ -239,7 +239,8 @@ def _once(table: pa.Table) -> pa.Table:
     return table.take(np.asarray(order, dtype=np.int64))
 
 
-def _identity(row: Mapping[str, Any]) -> Identity:
+def identity(row: Mapping[str, Any]) -> Identity:
+    """What a row is of."""
     return str(row["point"]), str(row["variant"]), int(row["replication"])
 
 

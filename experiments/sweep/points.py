@@ -179,7 +179,7 @@ def _planned(
         known[key] = setting
         for variant, made in zip(variants, row, strict=True):
             if isinstance(made, ConfigError):
-                failed.append(_failed(number, key, variant, str(made)))
+                failed.append(failed_point(number, key, variant.label or "", str(made)))
             else:
                 its = prints[id(made)]
                 units += _units(number, key, variant, made, its, opened, definition)
@@ -226,11 +226,12 @@ def _units(
     ]
 
 
-def _failed(number: int, key: str, variant: Chosen, error: str) -> Row:
+def failed_point(number: int, key: str, label: str, error: str) -> Row:
+    """The row of a point that cannot be resolved in the variant of this label."""
     return {
         "number": number,
         "point": key,
-        "variant": variant.label or "",
+        "variant": label,
         "replication": 0,
         "status": FAILED,
         "error": error,

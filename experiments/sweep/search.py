@@ -32,11 +32,11 @@ from experiments.quantity import Quantity
 from experiments.run import InterruptedRunError
 from experiments.sweep.axes import Axis, Listed, Range
 from experiments.sweep.columns import columns_of, with_settings
-from experiments.sweep.dataset import DataSet, locked, open_dataset, read_table
+from experiments.sweep.dataset import DataSet, identity, locked, open_dataset, read_table
 from experiments.sweep.definition import Definition, Part, Setting, check_key
 from experiments.sweep.executors import Executor
-from experiments.sweep.points import canonical, plan_points
-from experiments.sweep.unit import FAILED, FINISHED, Row, Unit
+from experiments.sweep.points import canonical, failed_point, plan_points
+from experiments.sweep.unit import FINISHED, Identity, Row, Unit
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class _Work:
     trials: dict[str, Trial] = field(default_factory=dict)
     asked_for: int = 0
     _data: DataSet | None = None
-    _rows: dict[tuple[str, str, int], Row] = field(default_factory=dict)
+    _rows: dict[Identity, Row] = field(default_factory=dict)
 
     def run(self, wanted: Sequence[tuple[str, Setting]]) -> list[Trial]:
         """Make the runs that a batch lacks; what came of each of its points."""
@@ -348,16 +348,10 @@ class _Work:
         return None, its
 
     def _refused(self, number: int, variant: str, setting: Setting, error: str) -> Row:
-        row: Row = {
-            "number": number,
-            "point": hashes.of_values({"setting": canonical(setting), "error": error})[:16],
-            "variant": variant,
-            "replication": 0,
-            "status": FAILED,
-            "error": error,
-        }
+        point = hashes.of_values({"setting": canonical(setting), "error": error})[:16]
+        row = failed_point(number, point, variant, error)
         assert self._data is not None
-        if (row["point"], variant, 0) not in self._data.statuses:
+        if identity(row) not in self._data.statuses:
             self._data.add(with_settings(row, setting, self._data.columns))
         return row
 
@@ -376,10 +370,7 @@ class _Work:
             fresh=self.fresh,
             retry=False,
         )
-        self._rows = {
-            (row["point"], row["variant"], row["replication"]): row
-            for row in read_table(self.folder).to_pylist()
-        }
+        self._rows = {identity(row): row for row in read_table(self.folder).to_pylist()}
 
     def _samples(self) -> list[Setting]:
         """Settings with every type of value that a key can have."""
@@ -415,7 +406,7 @@ class _Work:
                 for row in made:
                     if row is not None:
                         data.add(with_settings(row, settings[row["point"]], data.columns))
-                        self._rows[row["point"], row["variant"], row["replication"]] = row
+                        self._rows[identity(row)] = row
         data.flush()
 
 
