@@ -66,7 +66,7 @@ def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
     found = getattr(module, class_name, None)
     if found is None:
         classes = _offered(module, kind)
-        more = suggestion(class_name, classes) if classes else f"it has no class of a {kind}"
+        more = suggestion(class_name, classes) if classes else f"it defines no {kind}"
         raise ConfigError(f"{where}: {module_name} has no {class_name!r}; {more}")
     if not dataclasses.is_dataclass(found):
         raise ConfigError(

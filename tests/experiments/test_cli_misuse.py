@@ -169,7 +169,7 @@ def test_help_and_no_command_at_all_still_print_the_help() -> None:
     ("text", "offered"),
     [
         ("@dataclass\nclass Mine(Policy):\n    pass\n", "choose one of Mine"),
-        ("class Helper:\n    pass\n", "it has no class of a policy or router"),
+        ("class Helper:\n    pass\n", "it defines no policy or router"),
     ],
 )
 def test_of_a_file_only_its_own_policies_are_offered(config: str, text: str, offered: str) -> None:
