@@ -389,7 +389,9 @@ def _bundle(
     )
     config = experiment.model_dump(mode="json", exclude_none=True)
     setting = setting_of(config, attribution.first_failure_ns(result.changes))
-    if split := attribution.summarize(select(requests, mask), setting):
+    measured = select(requests, mask)
+    ranked = attribution.gaps_at_ranks(result.gap_splits(), measured, gaps)
+    if split := attribution.summarize(measured, setting, ranked):
         summary["attribution"] = split
     return Bundle(
         config=config,
