@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from experiments import strict_yaml
+from experiments import hashes, strict_yaml
 from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, TTFT_COLUMNS
 from sim.errors import ConfigError, PhasewiseError
 from sim.metrics import ReplicaFacts
@@ -131,6 +131,13 @@ class Head:
         """Name of the policy, or ``disaggregated``: chooses colour and dash in figures."""
         colocated = self.config["pools"].get("colocated")
         return "disaggregated" if colocated is None else str(colocated["policy"]["name"])
+
+    @property
+    def workload(self) -> str:
+        """One hash of what was asked for: requests, measured window and targets."""
+        asked = ("workload", "seed", "warm_up_s", "drain_s", "slo")
+        said = {key: self.config.get(key) for key in asked}
+        return hashes.of_values({**said, "trace": self.environment.get("trace_sha256")})
 
 
 @dataclass(kw_only=True)

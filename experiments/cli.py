@@ -18,6 +18,7 @@ from experiments.capacity_cli import capacity
 from experiments.exchange_cli import diff, export
 from experiments.explain_cli import explain
 from experiments.guard import FAILED, guarded
+from experiments.misuse import OneLineErrors
 from experiments.new_cli import new_app
 from experiments.papers_cli import papers
 from experiments.profile_cli import profile_app
@@ -28,6 +29,7 @@ from experiments.validation.values import COLUMN_HELP
 from experiments.version import __version__
 
 app = typer.Typer(
+    cls=OneLineErrors,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -14,7 +14,9 @@ _EXPECTED: Mapping[str, Callable[[_Context], str]] = MappingProxyType(
     {
         "int_type": lambda _: "a whole number",
         "int_from_float": lambda _: "a whole number",
+        "int_parsing": lambda _: "a whole number",
         "float_type": lambda _: "a number",
+        "float_parsing": lambda _: "a number",
         "bool_type": lambda _: "true or false",
         "string_type": lambda _: "text",
         "list_type": lambda _: "a list",

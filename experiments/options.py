@@ -17,6 +17,7 @@ from experiments.explain import explain, placed, shown
 from experiments.names import canonical, suggestion, unknown
 from experiments.schema import MOST
 from sim.errors import ConfigError, PhasewiseError
+from sim.policy import Policy, Router
 
 
 def find(kind: str, name: object, registry: Mapping[str, Any], where: str, folder: Path) -> Any:
@@ -64,15 +65,30 @@ def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
     _refuse_another(module, folder / f"{module_name.replace('.', '/')}.py", f"{where}: {name}")
     found = getattr(module, class_name, None)
     if found is None:
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-        raise ConfigError(
-            f"{where}: {module_name} has no {class_name!r}; {suggestion(class_name, classes)}"
-        )
+        classes = _offered(module, kind)
+        more = suggestion(class_name, classes) if classes else f"it defines no {kind}"
+        raise ConfigError(f"{where}: {module_name} has no {class_name!r}; {more}")
     if not dataclasses.is_dataclass(found):
         raise ConfigError(
             f"{where}: {name} is no dataclass; the fields of a {kind} are its options"
         )
     return found
+
+
+_BASES = {"policy": (Policy,), "router": (Router,), "policy or router": (Policy, Router)}
+
+
+def _offered(module: ModuleType, kind: str) -> list[str]:
+    """Classes of a kind that a module, or one below it, defines; not what it imports from us."""
+    own = (module.__name__, f"{module.__name__}.")
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value)
+        and not name.startswith("_")
+        and (value.__module__ == own[0] or value.__module__.startswith(own[1]))
+        and issubclass(value, _BASES.get(kind, (object,)))
+    ]
 
 
 def _refuse_another(module: ModuleType, expected: Path, where: str) -> None:

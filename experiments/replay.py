@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -248,8 +249,20 @@ def _room(model: specs.ModelSpec, tp: int, kind: str, blocks: int | None) -> tup
     return min(blocks or fit, fit), share
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells what it cannot take in one line, as the command line does elsewhere."""
+
+    def error(self, message: str) -> NoReturn:
+        """See `argparse.ArgumentParser.error`."""
+        said = message.removeprefix("argument ")
+        if unknown := re.match(r"unrecognized arguments: (\S+)", said):
+            options = [name for action in self._actions for name in action.option_strings]
+            said = f"{unknown[1]}: no such option{nearest(unknown[1], options)}"
+        self.exit(2, f"phasewise: replay: {said}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m experiments.replay",
         description="Serve requests on the card here with our kernels, and simulate the same run.",
     )

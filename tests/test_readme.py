@@ -1,4 +1,4 @@
-"""The README's commands run as written, in its order, in one folder.
+"""The README's commands run as written, in one folder; each after those that make what it reads.
 
 A code block after the comment ``<!-- file: NAME -->`` is written to that file first. A ``console``
 block after ``<!-- slow -->`` runs with the slow tests only. ``make`` targets are run by CI itself.
@@ -10,7 +10,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,20 +81,74 @@ def run(command: str, folder: Path) -> None:
     assert done.returncode == 0, f"$ {command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
 
 
-def commands(slow: bool) -> list[str]:
-    found = [c for b in blocks() if ("slow" in b.note.split()) is slow for c in b.commands]
-    return [command for command in found if not command.startswith("make ")]
+def commands(slow: bool | None = None) -> list[str]:
+    chosen = [b for b in blocks() if slow is None or ("slow" in b.note.split()) is slow]
+    return [c for b in chosen for c in b.commands if not c.startswith("make ")]
+
+
+@cache
+def shown() -> dict[str, str]:
+    """Text of the files that the README shows."""
+    return {b.note.removeprefix("file: "): b.text for b in blocks() if b.note.startswith("file: ")}
+
+
+def made_by(command: str) -> str | None:
+    """The file or folder that a command leaves for later ones."""
+    if named := re.search(r" (?:-o|--out) (\S+)", command):
+        return named[1]
+    ran = re.match(r"phasewise run (\w+)(?:\.yaml)?", command)
+    return f"results/{ran[1]}" if ran else None
+
+
+def read_by(command: str) -> str:
+    """Where everything that a command reads is named: in it, and in shown files that it names."""
+    text = re.sub(r" (?:-o|--out) \S+", "", command)
+    return "\n".join([text, *(file for name, file in shown().items() if name in text)])
+
+
+def needed(command: str) -> Iterator[str]:
+    """The earlier commands that make what this one reads, the first of each."""
+    everything, text = commands(), read_by(command)
+    seen = set()
+    for earlier in everything[: everything.index(command)]:
+        made = made_by(earlier)
+        if made and made not in seen and re.search(rf"(?<![\w./-]){re.escape(made)}\b", text):
+            seen.add(made)
+            yield earlier
+
+
+def run_with_needs(command: str, folder: Path, done: set[str]) -> None:
+    if command in done:
+        return
+    for earlier in needed(command):
+        run_with_needs(earlier, folder, done)
+    run(command, folder)
+    done.add(command)
+
+
+@pytest.fixture(scope="module")
+def done() -> set[str]:
+    """Commands that ran in the folder."""
+    return set()
 
 
 @pytest.mark.parametrize("command", commands(slow=False))
-def test_a_quick_command_of_the_readme_runs(command: str, folder: Path) -> None:
-    run(command, folder)
+def test_a_quick_command_of_the_readme_runs(command: str, folder: Path, done: set[str]) -> None:
+    run_with_needs(command, folder, done)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", commands(slow=True))
-def test_a_slow_command_of_the_readme_runs(command: str, folder: Path) -> None:
-    run(command, folder)
+def test_a_slow_command_of_the_readme_runs(command: str, folder: Path, done: set[str]) -> None:
+    run_with_needs(command, folder, done)
+
+
+def test_what_a_command_reads_is_made_first() -> None:
+    plot = next(command for command in commands() if command.startswith("phasewise plot"))
+    [few] = [command for command in commands(slow=True) if "results/few" in command]
+
+    assert [made_by(command) for command in needed(plot)] == ["results/compare", "results/faster"]
+    assert [made_by(command) for command in needed(few)] == ["trace.csv"]
 
 
 def test_make_targets_of_the_readme_exist() -> None:

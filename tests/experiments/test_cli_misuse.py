@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from experiments.cli import app
 from experiments.config import load, slug
+from tests.experiments.test_help import commands
 
 CONFIG: dict[str, Any] = {
     "workload": {"preset": "azure-conv-2023", "requests": 5, "max_tokens": 64},
@@ -114,3 +115,68 @@ def test_a_speedup_says_the_rate_that_is_run() -> None:
     notes = build_workload(plan.variants[0], plan.folder, None).notes
 
     assert any("divided by 2, which gives " in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("run q --jobs x", "phasewise run: --jobs: x: expected a whole number"),
+        ("run q --jobs 0", "phasewise run: --jobs: 0: expected at least 1"),
+        ("plot x --width-mm wide", "phasewise plot: --width-mm: wide: expected a number"),
+        ("run q --jbos 2", "phasewise run: --jbos: no such option; try --jobs"),
+        ("rnu q", "phasewise: rnu: no such command; try run"),
+        ("trace inof x", "phasewise trace: inof: no such command; try info"),
+        ("run", "phasewise run: CONFIG: is missing: a YAML file, or the name of a shipped config"),
+        ("phases --model m", "phasewise phases: --device: is missing: name of a data sheet"),
+        ("run a b", "phasewise run: b: unexpected; it takes CONFIG"),
+        ("metrics a b", "phasewise metrics: a b: unexpected; it takes no arguments"),
+        ("run q --out", "phasewise run: --out: requires an argument"),
+        ("run q --json=3", "phasewise run: --json: does not take a value"),
+        ("explain x --worst ttft", "phasewise explain: --worst: requires 2 arguments"),
+        ("explain x --worst ttft y", "phasewise explain: --worst: y: expected a whole number"),
+    ],
+)
+def test_what_the_command_line_cannot_take_is_one_line(given: str, said: str) -> None:
+    assert one_line(*given.split()) == (2, said)
+
+
+def test_an_unknown_option_like_no_other_lists_those_there_are() -> None:
+    code, line = one_line("schema", "--zzz")
+
+    assert (code, line) == (2, "phasewise schema: --zzz: no such option; choose one of --help")
+
+
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_every_command_refuses_an_unknown_option_in_one_line(path: tuple[str, ...]) -> None:
+    needed = ("--out", "x") if path == ("profile", "replay") else ()  # has a parser of its own
+
+    code, line = one_line(*path, *needed, "--no-such-option-at-all")
+
+    assert code == 2
+    asked = "phasewise: replay" if needed else f"phasewise {' '.join(path)}"
+    assert line.startswith(f"{asked}: --no-such-option-at-all: no such option; ")
+
+
+def test_help_and_no_command_at_all_still_print_the_help() -> None:
+    asked, nothing = (CliRunner().invoke(app, words) for words in (["run", "--help"], []))
+
+    assert (asked.exit_code, nothing.exit_code) == (0, 2)
+    assert asked.stdout.startswith("Usage: ")
+    assert "Commands:" in nothing.output
+
+
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [
+        ("@dataclass\nclass Mine(Policy):\n    pass\n", "choose one of Mine"),
+        ("class Helper:\n    pass\n", "it defines no policy or router"),
+    ],
+)
+def test_of_a_file_only_its_own_policies_are_offered(config: str, text: str, offered: str) -> None:
+    name = f"own_policies_{len(text)}"
+    head = "from dataclasses import dataclass\nfrom sim.policy import Policy, ReplicaState\n\n\n"
+    Path(f"{name}.py").write_text(head + text)
+
+    code, line = one_line("check-policy", f"{name}:Zzz")
+
+    assert (code, line) == (2, f"phasewise: check-policy: {name} has no 'Zzz'; {offered}")

@@ -505,7 +505,8 @@ def test_a_config_that_is_neither_a_file_nor_shipped_names_the_shipped_ones() ->
 
 
 def test_a_users_class_that_does_not_exist_names_the_nearest(folder: Path) -> None:
-    (folder / "mine_for_errors.py").write_text("class Greedy: pass\n")
+    text = "from sim.policy import Policy\n\n\nclass Greedy(Policy): pass\nclass Greed: pass\n"
+    (folder / "mine_for_errors.py").write_text(text)
 
     line = refusal(folder, with_policy("mine_for_errors:Gredy"))
 

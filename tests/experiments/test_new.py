@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,10 @@ from typer.testing import CliRunner, Result
 
 from experiments.cli import app
 from experiments.config import load
+from experiments.contract import Subject, arrivals_of, cluster_of, random_workload
+from policies.routing import RoundRobin
+from sim.event_loop import simulate
+from sim.records import Record
 
 
 def phasewise(*arguments: object) -> Result:
@@ -37,6 +42,26 @@ def test_what_is_written_passes_its_tests_and_its_config_resolves(
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "passed" in done.stdout
+
+
+def test_the_policy_that_is_written_says_why_requests_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phasewise("new", "policy", "told_policy", "--out", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy = importlib.import_module("told_policy").ToldPolicy
+    subject = Subject("told", policy, RoundRobin, {"budget_tokens": 8, "max_num_seqs": 3})
+
+    waited = 0
+    for seed in range(8):
+        workload = random_workload(seed)
+        cluster = cluster_of(subject, workload)
+        requests = simulate(
+            arrivals_of(workload), cluster, seed=seed, record=Record(attribution=True)
+        ).requests
+        assert not requests["e2e_queue_other_ns"].any()
+        waited += sum(requests[f"e2e_queue_{why}_ns"].any() for why in ("seat", "budget", "memory"))
+    assert waited
 
 
 @pytest.mark.parametrize(
