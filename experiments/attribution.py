@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.advice import ADVICE, Setting, help_for
+from experiments.advice import ADVICE, Setting, help_for, resource_of, why
 from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, PHASES, TTFT_COLUMNS
 from sim.errors import ConfigError, nearest
 from sim.metrics import NS_PER_S, Gaps, Ints, Requests, merge_gaps
@@ -70,25 +70,26 @@ class Split:
         """The phase that took longest."""
         return max(self.ns, key=lambda name: self.ns[name], default="other")
 
-    def resources(self) -> dict[str, int]:
-        """Time by what it hung on, most first, ns."""
+    def resources(self, setting: Setting) -> dict[str, int]:
+        """Time by what it hung on in this setting, most first, ns."""
         sums: dict[str, int] = {}
         for name, ns in self.ns.items():
-            resource = ADVICE[name].resource
+            resource = resource_of(name, setting)
             sums[resource] = sums.get(resource, 0) + ns
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def values(self) -> dict[str, Any]:
+    def values(self, setting: Setting) -> dict[str, Any]:
         """As plain values, for JSON."""
         which = {} if self.token is None else {"token": self.token}
+        resources = self.resources(setting)
         return {
             "request": self.index,
             **which,
             "total_ns": self.total_ns,
             "phases_ns": dict(self.ns),
             "dominant": self.dominant,
-            "resource": next(iter(self.resources()), None),
-            "resources_ns": self.resources(),
+            "resource": next(iter(resources), None),
+            "resources_ns": resources,
         }
 
 
@@ -246,7 +247,7 @@ def _block(
     for whole, splits in splits_of.items():
         found |= {
             whole: {
-                rank: split.values() | {"sentence": sentence(split, setting, rank, name)}
+                rank: split.values(setting) | {"sentence": sentence(split, setting, rank, name)}
                 for rank, split in splits.items()
                 if split is not None
             }
@@ -275,11 +276,16 @@ def sentence(split: Split, setting: Setting, rank: str = "", request_class: str 
     if not total:
         return f"{whole} took no time."
     phase, advice = split.dominant, ADVICE[split.dominant]
-    resource, ns = next(iter(split.resources().items()))
+    resource, ns = next(iter(split.resources(setting).items()))
+    most = max(
+        (name for name in split.ns if resource_of(name, setting) == resource),
+        key=lambda name: split.ns[name],
+    )
     helps = help_for(phase, setting, split.end_ns)
     return (
         f"{whole} spent {split.ns[phase] / total:.0%} of that {advice.words}; {ns / total:.0%} of "
-        f"it hangs on {resource}.{_failures(split, setting)} What usually helps: {helps}."
+        f"it hangs on {resource}{why(most, setting)}.{_failures(split, setting)} "
+        f"What usually helps: {helps}."
     )
 
 

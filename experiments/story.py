@@ -59,13 +59,13 @@ def values_of(requests: Requests, row: int, setting: Setting) -> dict[str, Any]:
         "state": STATES[int(requests["state"][row])],
         **instants,
         **counts,
-        "e2e": e2e.values() | {"sentence": sentence(e2e, setting)},
-        "ttft": ttft.values() | {"sentence": sentence(ttft, setting)} if came else None,
-        "decode": after.values() | {"sentence": sentence(after, setting)} if came else None,
+        "e2e": e2e.values(setting) | {"sentence": sentence(e2e, setting)},
+        "ttft": ttft.values(setting) | {"sentence": sentence(ttft, setting)} if came else None,
+        "decode": after.values(setting) | {"sentence": sentence(after, setting)} if came else None,
         "decode_ns": dict(after.ns) if came else None,
         "largest_gap": None
         if gap is None
-        else gap.values() | {"end_ns": gap.end_ns, "sentence": sentence(gap, setting)},
+        else gap.values(setting) | {"end_ns": gap.end_ns, "sentence": sentence(gap, setting)},
     }
 
 

@@ -58,6 +58,7 @@ def test_the_file_adds_up_and_the_summary_is_of_requests_in_it(results: Path) ->
     e2e = np.sum([table[name] for name in E2E_COLUMNS], axis=0)
     assert e2e.tolist() == (table["end_ns"] - table["arrival_ns"]).tolist()
     told = found.summary["attribution"]
+    setting = setting_of(found.config, None, found.summary["arithmetic"])
     assert list(told) == ["overall", "chat", "code"]
     for name, block in told.items():
         for whole, ranks in block.items():
@@ -66,7 +67,8 @@ def test_the_file_adds_up_and_the_summary_is_of_requests_in_it(results: Path) ->
                 assert sum(split["phases_ns"].values()) == split["total_ns"]
                 row = attribution.row_of(table, split["request"])
                 if whole != "itl":
-                    assert attribution.split_of(table, row, whole).values().items() <= split.items()
+                    one = attribution.split_of(table, row, whole)
+                    assert one.values(setting).items() <= split.items()
                 assert name in ("overall", table["request_class"][row])
                 assert split["total_ns"] >= block[whole]["median"]["total_ns"] or share < 0.5
 
@@ -120,7 +122,7 @@ def test_the_sentence_names_phase_resource_and_help() -> None:
 
 
 POOL = "a pool of its own for prefills"
-TWO = {"replicas": 1, "policy": {"name": "sarathi"}}
+TWO = {"replicas": 1, "policy": {"name": "sarathi"}, "step_time": {"model": "linear"}}
 
 
 @pytest.mark.parametrize(
@@ -138,10 +140,13 @@ TWO = {"replicas": 1, "policy": {"name": "sarathi"}}
 def test_what_a_variant_does_already(
     policy: dict[str, Any], chunked: bool, mixed: bool, cached: bool
 ) -> None:
-    alone = setting_of({"pools": {"colocated": {"policy": policy}}})
-    assert alone == Setting(False, chunked, mixed, cached)
-    two = {"prefill": {"policy": policy}, "decode": TWO, "transfer": {}}
-    assert setting_of({"pools": two}, 7) == Setting(True, chunked, mixed, cached, 7)
+    unknown = "linear step times know no FLOPs"
+    pool = {"policy": policy, "step_time": {"model": "linear"}}
+    alone = setting_of({"pools": {"colocated": pool}})
+    assert alone == Setting(False, chunked, mixed, cached, unknown=unknown)
+    two = {"prefill": pool, "decode": TWO, "transfer": {}}
+    expected = Setting(True, chunked, mixed, cached, 7, unknown=unknown)
+    assert setting_of({"pools": two}, 7) == expected
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -293,7 +298,7 @@ def test_the_sentence_says_what_failures_took() -> None:
     assert (
         "70% of it hangs on memory bandwidth. Failures of replicas took 300 ns of it (30%)." in said
     )
-    assert split.resources() == {"memory bandwidth": 700, "replicas": 300}
+    assert split.resources(Setting()) == {"memory bandwidth": 700, "replicas": 300}
     assert "Failures" not in attribution.sentence(split, Setting(failed_ns=5000))
     given_up = attribution.Split(3, "e2e", {"decode_gpu": 700, "lost": 50}, 5000)
     assert "Failures" not in attribution.sentence(given_up, Setting(failed_ns=4500))
