@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import bundle
 from experiments.sweep.columns import KEY, table_of, with_settings
+from experiments.sweep.definition import Setting
 from experiments.sweep.unit import FINISHED, LOST, Identity, Row
 from sim.errors import PhasewiseError
 
@@ -218,13 +219,13 @@ def _check_smaller(folder: Path, about: Mapping[str, Any]) -> None:
         )
 
 
-def said_of(setting: Mapping[str, Any]) -> str:
+def said_of(setting: Setting) -> str:
     """A point in words: ``seed=1, policy.budget_tokens=256``."""
     return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
 def _number_anew(
-    folder: Path, points: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]
+    folder: Path, points: Mapping[str, Setting], columns: Mapping[str, str]
 ) -> None:
     """Let rows of a sweep that was extended have the numbers and columns of the larger one."""
     numbers = {key: at for at, key in enumerate(points)}
@@ -243,7 +244,7 @@ def _number_anew(
     _swap(folder)
 
 
-def _plain_row(row: Row, setting: Mapping[str, Any]) -> Row:
+def _plain_row(row: Row, setting: Setting) -> Row:
     """What a row has of its own: no settings, and nothing that is not there."""
     return {key: v for key, v in row.items() if key not in setting and v is not None}
 
