@@ -224,9 +224,7 @@ def said_of(setting: Setting) -> str:
     return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
-def _number_anew(
-    folder: Path, points: Mapping[str, Setting], columns: Mapping[str, str]
-) -> None:
+def _number_anew(folder: Path, points: Mapping[str, Setting], columns: Mapping[str, str]) -> None:
     """Let rows of a sweep that was extended have the numbers and columns of the larger one."""
     numbers = {key: at for at, key in enumerate(points)}
     found = read_table(folder, ["point", "number"]).to_pylist()
