@@ -270,12 +270,9 @@ def write_page(path: Path, text: str) -> None:
     Raises:
         BundleError: The disk is full, or the folder cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
     with _telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    _write_text(partial, text)
-    with _telling(path):
-        partial.replace(path)
+    _write_text(path, text)
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -445,8 +442,11 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
+    """Write a file, which appears complete or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
     with _telling(path):
-        path.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
 
 
 def _defined(value: Any) -> Any:
