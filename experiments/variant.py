@@ -408,7 +408,7 @@ def _bundle(
     config = experiment.model_dump(mode="json", exclude_none=True)
     if attribution.is_attributed(requests):
         model = cluster.load_model(experiment.model, folder, "model")
-        _attribute(summary, config, model, tally, result, select(requests, mask))
+        _attribute(summary, config, model, tally, result, select(requests, mask), gaps)
     return Bundle(
         config=config,
         environment={},
@@ -436,6 +436,7 @@ def _attribute(
     tally: Tally,
     result: SimulationResult,
     measured: Requests,
+    gaps: Mapping[str, Gaps],
 ) -> None:
     """Add to a summary where time went, and what bound the steps in which it did."""
     if result.steps is not None:
@@ -445,7 +446,8 @@ def _attribute(
         bounds = bounds_of(config, model, tally, result.requests, result.replicas)
         arithmetic = as_values(bounds)
     setting = setting_of(config, attribution.first_failure_ns(result.changes), arithmetic)
-    if split := attribution.summarize(measured, setting):
+    ranked = attribution.gaps_at_ranks(result.gap_splits(), measured, gaps)
+    if split := attribution.summarize(measured, setting, ranked):
         summary |= {"arithmetic": arithmetic} if arithmetic else {}
         summary["attribution"] = split
 

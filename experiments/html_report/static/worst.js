@@ -65,7 +65,7 @@ function showLife(host, variant, row) {
   const zoom = (text, from) => el("button", { type: "button", onclick: () => Plotly.relayout(node, lifeRange(life, from)) }, text);
   host.replaceChildren(
     el("h3", {}, `Request ${life.index} of ${VALUES.variants[variant].label}`), el("p", { class: "note" }, described(life)),
-    partsBar(life.parts), el("div", { class: "legend" }, ...PHASES.map(([text, fill]) => swatch(`${fill}66`, text)), swatch("#d55e0088", "Stall")), node,
+    partsBar(life.parts), partsBar(life.gap?.parts, `Its largest gap, before token ${count(life.gap?.token ?? 0)}`), el("div", { class: "legend" }, ...PHASES.map(([text, fill]) => swatch(`${fill}66`, text)), swatch("#d55e0088", "Stall")), node,
     el("div", { class: "row noprint" }, step("Previous", -1), step("Next", 1), el("span", { class: "note" }, "or the arrow keys in the list"),
       el("span", { class: "group" }, zoom("Whole life", 0), zoom("From its first iteration on", life.first_scheduled_ns ?? 0))), order,
     ...notes([

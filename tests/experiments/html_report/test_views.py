@@ -153,7 +153,10 @@ def test_the_worst_are_the_largest_in_order_and_ladders_end_with_the_last_token(
         assert sum(ns for _, ns in life["parts"]) == life["end_ns"]
         longest = max((s["end"] - s["start"] for s in life["stalls"]), default=None)
         index = int(np.flatnonzero(read.requests["index"] == life["index"])[0])
-        assert longest in (None, int(read.requests["largest_itl_ns"][index]))
+        largest = int(read.requests["largest_itl_ns"][index])
+        assert longest in (None, largest)
+        assert sum(ns for _, ns in life["gap"]["parts"]) == largest
+        assert life["gap"]["token"] == read.requests["itl_max_token"][index]
 
 
 def test_attributed_bars_add_up_to_their_mean(folder: Path) -> None:
