@@ -26,6 +26,10 @@ class RunHead(Protocol):
     def summary(self) -> Mapping[str, Any]:
         """What `experiments.summary.summarize` gave."""
 
+    @property
+    def workload(self) -> str:
+        """Equal where runs had the same requests, measured window and targets."""
+
 
 class RunBundle(RunHead, Protocol):
     """One run as its bundle tells it, with what figures are drawn from."""

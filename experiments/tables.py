@@ -61,6 +61,8 @@ class Comparison:
         notes: Sentences that belong under the table.
         unranked: Rows that are never best: those that served less than others.
         leading: Columns that say what a row is of: they lead every part of a table that is cut.
+        workloads: What each row had to do: a value is the best of rows that had the same; none
+            where all had.
     """
 
     columns: tuple[Column, ...]
@@ -68,12 +70,18 @@ class Comparison:
     notes: tuple[str, ...]
     unranked: frozenset[int] = frozenset()
     leading: int = 1
+    workloads: tuple[str, ...] = ()
 
     def best(self) -> list[frozenset[int]]:
-        """For each column the rows with its best value; none where all are alike."""
-        ranked = [None if r in self.unranked else row for r, row in enumerate(self.rows)]
+        """For each column the best of the rows of each workload; none where these are alike."""
+        groups: dict[str, list[int]] = {}
+        for r, workload in enumerate(self.workloads or [""] * len(self.rows)):
+            groups.setdefault(workload, []).append(r)
+        ranked = [[r for r in group if r not in self.unranked] for group in groups.values()]
         return [
-            _best_rows(column, [None if row is None else row[i] for row in ranked])
+            frozenset().union(
+                *(_best_rows(column, {r: self.rows[r][i] for r in group}) for group in ranked)
+            )
             for i, column in enumerate(self.columns)
         ]
 
@@ -85,13 +93,13 @@ class Comparison:
         ]
 
 
-def _best_rows(column: Column, values: Sequence[Value]) -> frozenset[int]:
+def _best_rows(column: Column, values: Mapping[int, Value]) -> frozenset[int]:
     """Rows that show the best value; values that look alike are alike."""
     if column.better == "neither":
         return frozenset()
     numbers = {
         i: value
-        for i, value in enumerate(values)
+        for i, value in values.items()
         if isinstance(value, int | float) and (value or column.zero_is_best)
     }
     shown = {i: _shown(column, value) for i, value in numbers.items()}
@@ -158,13 +166,18 @@ def compare(bundles: Sequence[RunHead], request_class: str | None = None) -> Com
         for bundle, label in zip(bundles, unique_labels(bundles), strict=True)
     )
     shares = [_unserved(bundle, request_class) for bundle in bundles]
-    unranked = {row: share for row, share in enumerate(shares) if share > min(shares)}
+    workloads = tuple(bundle.workload for bundle in bundles)
+    least = {
+        each: min(s for s, w in zip(shares, workloads, strict=True) if w == each)
+        for each in workloads
+    }
+    unranked = {row: share for row, share in enumerate(shares) if share > least[workloads[row]]}
     notes = _notes(bundles, request_class)
     if unranked:
         said = ", ".join(f"{rows[row][0]} ({_share(share)})" for row, share in unranked.items())
         why = f"since more of their requests than of others were not served: {said}."
         notes = (notes[0], f"Not marked as best, {why}", *notes[1:])
-    return Comparison(columns, rows, notes, frozenset(unranked))
+    return Comparison(columns, rows, notes, frozenset(unranked), workloads=workloads)
 
 
 def _unserved(bundle: RunHead, request_class: str | None) -> float:
@@ -273,8 +286,12 @@ def _row(
 
 
 def _notes(bundles: Sequence[RunHead], request_class: str | None) -> tuple[str, ...]:
+    different = len({bundle.workload for bundle in bundles})
+    alike = "variants of the same requests, window and SLO"
+    among = f" among {alike} (there are {different})" if different > 1 else ""
     notes = [
-        "Best values are marked (*, or bold); latencies of overloaded runs depend on their length."
+        f"Best values are marked{among} (*, or bold); latencies of overloaded runs depend on "
+        "their length."
     ]
     for label, bundle in zip(unique_labels(bundles), bundles, strict=True):
         if ended := _ended(bundle.summary):

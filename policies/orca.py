@@ -59,16 +59,25 @@ class Orca(Policy):
         first_come = state.order.first_come
         while state.waiting:
             request = state.waiting[0]
-            if state.num_running >= self.max_batch_size:
-                batch.refuse(Cause.NO_SEAT, first_come=first_come)
+            full = self._full(state, batch)
+            if full != Cause.NONE:
+                batch.refuse(full, first_come=first_come)
                 break
-            tokens = self._reserved_tokens(request, state.max_model_len)
-            if not (state.can_go_on(request) and state.kv.allocate(request, tokens)):
+            if not self._reserve(state, request):
                 batch.refuse(Cause.NO_BLOCKS, first_come=first_come)
                 break
             state.admit(request)
             batch.tokens[request] = request.remaining_tokens
         return batch
+
+    def _full(self, state: ReplicaState, batch: ScheduledBatch) -> Cause:
+        """Why nobody can join the batch any more; ``NONE``: somebody can."""
+        return Cause.NO_SEAT if state.num_running >= self.max_batch_size else Cause.NONE
+
+    def _reserve(self, state: ReplicaState, request: Request) -> bool:
+        """Take the memory of a waiting request, if there is as much."""
+        tokens = self._reserved_tokens(request, state.max_model_len)
+        return state.can_go_on(request) and state.kv.allocate(request, tokens)
 
     def refuse(self, request: Request, kv: BlockPool, max_model_len: int | None) -> str | None:
         """Too long for the model, or a reservation larger than the pool."""

@@ -1,4 +1,4 @@
-"""Fixtures for what a machine may lack, and the account of what was skipped for want of it.
+"""Fixtures for what a machine may lack, the floors of every run, and an account of both.
 
 `PHASEWISE_REQUIRE=shared,chromium,kernels,cluster` makes skips for want of these failures (CI sets
 it).
@@ -8,18 +8,31 @@ it).
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+if TYPE_CHECKING:
+    from tests.held_floors import HeldFloors
+
 ROOT = Path(__file__).resolve().parent.parent
+BYTECODE = ROOT / ".pytest_cache" / "bytecode"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def pytest_configure() -> None:
+    """Commands that tests start find modules compiled, whatever the environment says: it is most
+    of the time that a short command takes."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(BYTECODE))
 
 
 def go_without(resource: str, reason: str) -> NoReturn:
@@ -87,9 +100,35 @@ def chromium() -> Path:
     go_without("chromium", f"no browser on the path (looked for {', '.join(BROWSERS)})")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def held_floors() -> Iterator[HeldFloors]:
+    """Floors of every run with roofline step times, whichever test makes it."""
+    from tests.held_floors import HeldFloors, watch
+
+    held = HeldFloors()
+    with pytest.MonkeyPatch.context() as patch:
+        watch(held, patch)
+        yield held
+
+
+@pytest.fixture(autouse=True)
+def _floors_hold(held_floors: HeldFloors, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test in which a request of a roofline run beat its floor."""
+    yield
+    if held_floors.runs:
+        counts = json.dumps([held_floors.runs, held_floors.requests])
+        request.node.user_properties.append(("floors", counts))
+    breaches = list(held_floors.breaches)
+    held_floors.runs = held_floors.requests = 0
+    held_floors.breaches.clear()
+    if breaches:
+        pytest.fail("; ".join(breaches), pytrace=False)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what the random workloads of this run covered, and what was skipped."""
     _say_what_was_covered(terminalreporter)
+    _say_what_floors_held(terminalreporter)
     _say_what_was_skipped(terminalreporter)
 
 
@@ -106,6 +145,20 @@ def _say_what_was_covered(terminal: pytest.TerminalReporter) -> None:
         whole = "PHASEWISE_CONFORMANCE_N" in os.environ  # as `make conformance` sets it
         lines = total.report().splitlines()
         terminal.write_line("\n".join(lines if whole else lines[: 1 + len(REQUIRED)]))
+
+
+def _say_what_floors_held(terminal: pytest.TerminalReporter) -> None:
+    """In how many runs no request beat its floor, whichever process ran them."""
+    counts = [
+        json.loads(str(value))
+        for report in terminal.getreports("")
+        if report.when == "teardown"
+        for name, value in report.user_properties
+        if name == "floors"
+    ]
+    if counts:
+        runs, floors = (sum(column) for column in zip(*counts, strict=True))
+        terminal.write_line(f"floors: {floors:,} in {runs:,} roofline runs, as no request beats it")
 
 
 def _say_what_was_skipped(terminal: pytest.TerminalReporter) -> None:

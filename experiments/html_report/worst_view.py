@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bundle import STEPS, Bundle, Columns
+from experiments.bundle import STEPS, Bundle, Columns, read_columns
 from experiments.html_report import attribution_view
 from experiments.html_report.timeline_view import steps_of
 from experiments.report import measured_mask
@@ -67,6 +67,7 @@ def worst(bundle: Bundle, folder: Path, rows: dict[str, list[int]], most: int) -
     lives = {str(row): _life(bundle, row, most) for row in every}
     for row, its in zip(every, attribution_view.of_rows(folder, every), strict=True):
         lives[str(row)]["parts"] = its
+    _add_largest_gaps(folder, every, lives)
     noted = (folder / STEPS).is_file()
     if noted:
         _add_steps(bundle, folder, every, lives)
@@ -83,6 +84,16 @@ def worst(bundle: Bundle, folder: Path, rows: dict[str, list[int]], most: int) -
         for key, of in rows.items()
     ]
     return {"lists": lists, "lives": lives, "steps": noted, "tokens": bool(bundle.tokens)}
+
+
+def _add_largest_gaps(folder: Path, rows: Sequence[int], lives: dict[str, dict[str, Any]]) -> None:
+    """To each life its largest gap between tokens: the token that ends it, and its phases."""
+    tokens = read_columns(folder, ["itl_max_token"]).get("itl_max_token")
+    if tokens is None:  # an older bundle
+        return
+    for row, its in zip(rows, attribution_view.of_rows(folder, rows, "itl_max"), strict=True):
+        if (token := int(tokens[row])) > 0:
+            lives[str(row)]["gap"] = {"token": token, "parts": its}
 
 
 def _life(bundle: Bundle, row: int, most: int) -> dict[str, Any]:

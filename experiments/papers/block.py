@@ -92,6 +92,10 @@ class Number(Strict):
     """Section, figure or table of the paper."""
     paper: Text
     """The paper's number as it prints it, such as 36.9 or 2.7 to 8."""
+    read: Literal["text", "secondary", "none"]
+    """Where we read it: in the paper's own text (as conversions of it in public repositories have
+    it), in what others write of a table or figure that these keep as an image, or nowhere, the
+    paper printing no number."""
     measure: Text
     """Which measure."""
     of: Text

@@ -22,9 +22,10 @@ ABOUT = (
     "efficiencies. No number was fitted to the papers' results; but the host time of vLLM in 2023 "
     "and the step times that DistServe fitted to both engines, each with its source, went in after "
     "a first look at results without them, and so did the sizes of runs and the number of "
-    "replications. Papers' numbers are from their texts as search finds them. Orderings and ratios "
-    "are to be compared, not "
-    "seconds.",
+    "replications. Orderings and ratios are to be compared, not seconds.",
+    "Papers' numbers were not read in the PDFs. Each table says where: in the paper's own text, as "
+    "conversions of it in public repositories have it, or, where these keep a table or a figure as "
+    "an image, in what others write of it.",
     "An ordering is reproduced if every variant is better than the next one beyond noise: paired "
     "95 % intervals over runs with different seeds, or brackets of a search that do not overlap. "
     "It is not separable if noise, or the end of the x axis, leaves it open.",
@@ -89,6 +90,9 @@ def claims_table(told: Told) -> Table:
     return ("The paper claims", "Where", "Here", "Ours", "Why"), rows
 
 
+_READ = {"text": "its text", "secondary": "others on it", "none": "not printed"}
+
+
 def numbers_table(told: Told) -> Table:
     """One row a number."""
     rows = [
@@ -96,11 +100,12 @@ def numbers_table(told: Told) -> Table:
             each.number.says,
             each.number.where,
             " ".join(part for part in (each.number.paper, each.number.unit) if part),
+            _READ[each.number.read],
             each.ours,
         )
         for each in told.numbers
     ]
-    return ("Number", "Where", "Paper", "Ours"), rows
+    return ("Number", "Where", "Paper", "Read in", "Ours"), rows
 
 
 def settings_table(told: Told) -> Table:

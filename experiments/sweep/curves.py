@@ -11,6 +11,7 @@ from experiments.cdf_figure import SHOWN_IN_MS
 from experiments.drawing import Drawing
 from experiments.layout import Legend, marker, plain, round_values, stroke, title
 from experiments.looks import Look, Style, looks
+from experiments.sweep.bins import MOST_RANGES, Ranges, ranges_of
 from experiments.sweep.frame import MEASURED_RATE, Frame, Place, is_number
 from experiments.sweep.unit import scale_column
 from sim.metric_definitions import METRICS
@@ -63,22 +64,62 @@ def series_of(frame: Frame, along: str | None, *, alone: bool = False) -> list[S
     """
     others = [key for key in frame.keys if key != along]
     groups = _grouped(frame, others)
-    joined = alone or _are_curves(groups)
-    if not joined:
-        others, groups = [], _grouped(frame, [])
+    if not alone and not _are_curves(groups):
+        return _unjoined(frame, along, others)
     chosen = list(groups)
     if len(chosen) > MOST_LINES:
+        chosen = _in_order(frame, others, chosen)
         step = (len(chosen) - 1) / (MOST_LINES - 1)
         chosen = [chosen[round(at * step)] for at in range(MOST_LINES)]
     several = len(frame.variants) > 1
     names = [name_of(name[0], dict(zip(others, name[1:], strict=True)), several) for name in chosen]
-    drawn = looks([groups[name][0].policy for name in chosen])
+    return _looking(dict(zip(names, (groups[key] for key in chosen), strict=True)), along)
+
+
+def _looking(
+    groups: Mapping[str, Sequence[Place]], along: str | None, *, joined: bool = True
+) -> list[Series]:
+    """Named groups with a look each, in order along the key."""
+    drawn = looks([places[0].policy for places in groups.values()])
     return [
-        Series(
-            name, look, tuple(sorted(groups[key], key=lambda place: rate_of(place, along))), joined
-        )
-        for name, look, key in zip(names, drawn, chosen, strict=True)
+        Series(name, look, tuple(sorted(places, key=lambda each: rate_of(each, along))), joined)
+        for (name, places), look in zip(groups.items(), drawn, strict=True)
     ]
+
+
+def _unjoined(frame: Frame, along: str | None, others: Sequence[str]) -> list[Series]:
+    """Points by variant and, where there is room for that, by ranges of one more key."""
+    ranges = _ranges(frame, others)
+    found: dict[tuple[str, int | None], list[Place]] = {}
+    for place in frame.places:
+        at = None if ranges is None else ranges.of(place)
+        found.setdefault((place.variant, at), []).append(place)
+    several = len(frame.variants) > 1
+    order = sorted(found, key=lambda name: (frame.variants.index(name[0]), name[1] or 0))
+    groups = {}
+    for variant, at in order:
+        said = [] if ranges is None or at is None else [ranges.names[at]]
+        name = ", ".join([variant, *said] if several or not said else said)
+        groups[name] = found[variant, at]
+    return _looking(groups, along, joined=False)
+
+
+def _ranges(frame: Frame, others: Sequence[str]) -> Ranges | None:
+    return ranges_of(frame, others, min(MOST_RANGES, MOST_LINES // len(frame.variants)))
+
+
+def _in_order(
+    frame: Frame, keys: Sequence[str], names: Sequence[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Curves by the values of their keys, so that those shown go from the lowest to the highest."""
+    ranks = [{str(value): at for at, value in enumerate(frame.steps(key))} for key in keys]
+    variants = frame.variants
+
+    def rank(name: tuple[str, ...]) -> tuple[int, ...]:
+        values = (of.get(said, -1) for of, said in zip(ranks, name[1:], strict=True))
+        return (*values, variants.index(name[0]))
+
+    return sorted(names, key=rank)
 
 
 def _grouped(frame: Frame, keys: Sequence[str]) -> dict[tuple[str, ...], list[Place]]:
@@ -120,7 +161,10 @@ def left_out(frame: Frame, along: str | None) -> str:
     groups = _grouped(frame, others)
     if not _are_curves(groups):
         words = " and ".join(key.rpartition(".")[2] for key in others)
-        return f" Points are not joined: they differ in {words} too."
+        ranges = _ranges(frame, others)
+        alike = "" if ranges is None else "; those that look alike are in one range of "
+        alike += "" if ranges is None else ranges.key.rpartition(".")[2]
+        return f" Points are not joined: they differ in {words} too{alike}."
     count = len(groups)
     if count <= MOST_LINES:
         return ""

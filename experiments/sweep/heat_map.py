@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from experiments import panels
@@ -110,6 +111,42 @@ class _Colors:
         return {"colorscale": _SCALE, "cmin": low, "cmax": high, "colorbar": bar}
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """One variant's part of a heat map.
+
+    Attributes:
+        fig: To which it is added.
+        frame: Of the sweep.
+        places: Of the variant.
+        keys: Of the columns and of the rows.
+        column: The number.
+        colors: How it becomes a colour.
+        style: Sizes.
+        cell: Row and column of the panel.
+    """
+
+    fig: go.Figure
+    frame: Frame
+    places: Sequence[Place]
+    keys: tuple[str, str]
+    column: str
+    colors: _Colors
+    style: Style
+    cell: tuple[int, int]
+
+    def add(self, trace: Any) -> None:
+        """Add a trace to the panel."""
+        self.fig.add_trace(trace, *self.cell)
+
+    def axes(self) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
+        """What updates each axis of the panel, and the values of its key."""
+        row, col = self.cell
+        updates = (self.fig.update_xaxes, self.fig.update_yaxes)
+        for update, key in zip(updates, self.keys, strict=True):
+            yield partial(update, row=row, col=col), self.frame.steps(key)
+
+
 def _draw(frame: Frame, x: str, y: str, column: str, style: Style) -> go.Figure:
     variants = frame.variants[: panels.MOST]
     columns = panels.columns_for(len(variants))
@@ -123,7 +160,8 @@ def _draw(frame: Frame, x: str, y: str, column: str, style: Style) -> go.Figure:
     add = _add_cells if gridded else _add_dots
     for position, variant in enumerate(variants):
         places = [place for place in frame.places if place.variant == variant]
-        add(fig, frame, places, (x, y), column, colors, style, panels.cell(position, columns))
+        cell = panels.cell(position, columns)
+        add(_Panel(fig, frame, places, (x, y), column, colors, style, cell))
     panels.finish(fig, style, Legend((), 1.0, 0.0, 30.0), height)
     fig.update_xaxes(showgrid=False)
     fig.update_yaxes(showgrid=False)
@@ -159,47 +197,50 @@ def _add_title_below(fig: go.Figure, text: str, style: Style, cell: tuple[int, i
     )
 
 
-def _add_cells(
-    fig: go.Figure,
-    frame: Frame,
-    places: Sequence[Place],
-    keys: tuple[str, str],
-    column: str,
-    colors: _Colors,
-    style: Style,
-    cell: tuple[int, int],
-) -> None:
+def _add_cells(panel: _Panel) -> None:
+    """A cell for each pair of values, with its number where there is room."""
     import plotly.graph_objects as go
 
-    across, up = (frame.steps(key) for key in keys)
+    (_, across), (_, up) = panel.axes()
     groups: dict[tuple[Any, Any], list[Place]] = {}
-    for place in places:
-        name = (place.settings.get(keys[0]), place.settings.get(keys[1]))
-        groups.setdefault(name, []).append(place)
-    values = [[_mean(groups.get((a, b), []), column) for a in across] for b in up]
-    written = len(across) * len(up) <= _WRITTEN
-    fig.add_trace(
+    for place in panel.places:
+        first, second = (place.settings.get(key) for key in panel.keys)
+        groups.setdefault((first, second), []).append(place)
+    values = [[_mean(groups.get((a, b), []), panel.column) for a in across] for b in up]
+    panel.add(
         go.Heatmap(
             x=list(range(len(across))),
             y=list(range(len(up))),
-            z=[[colors.at(value) for value in row] for row in values],
+            z=[[panel.colors.at(value) for value in row] for row in values],
             text=[["" if value is None else f"{value:.3g}" for value in row] for row in values],
             coloraxis="coloraxis",
             xgap=1,
             ygap=1,
-            texttemplate="%{text}" if written else None,
-            textfont={"size": 0.8 * style.font_px},
+            texttemplate="%{text}" if len(across) * len(up) <= _WRITTEN else None,
+            textfont={"size": 0.8 * panel.style.font_px},
             hovertemplate="%{text}<extra></extra>",
-        ),
-        *cell,
+        )
     )
     behind = [
         (across.index(name[0]), up.index(name[1]))
         for name, its in groups.items()
         if 2 * sum(place.behind for place in its) > len(its)
     ]
-    # In a corner, so that the number below stays legible.
-    fig.add_trace(
+    _add_crosses(panel, behind)
+    for update, steps in panel.axes():
+        update(
+            tickvals=list(range(len(steps))),
+            ticktext=[plain(_said(value)) for value in steps],
+            range=[-0.5, len(steps) - 0.5],
+        )
+
+
+def _add_crosses(panel: _Panel, behind: Sequence[tuple[int, int]]) -> None:
+    """Mark cells that were overloaded, in a corner, so that the number stays legible."""
+    import plotly.graph_objects as go
+
+    style = panel.style
+    panel.add(
         go.Scatter(
             x=[a - 0.38 for a, _ in behind],
             y=[b + 0.32 for _, b in behind],
@@ -212,39 +253,24 @@ def _add_cells(
             },
             showlegend=False,
             hoverinfo="skip",
-        ),
-        *cell,
-    )
-    for update, steps in ((fig.update_xaxes, across), (fig.update_yaxes, up)):
-        update(
-            tickvals=list(range(len(steps))),
-            ticktext=[plain(_said(value)) for value in steps],
-            range=[-0.5, len(steps) - 0.5],
-            row=cell[0],
-            col=cell[1],
         )
+    )
 
 
-def _add_dots(
-    fig: go.Figure,
-    frame: Frame,
-    places: Sequence[Place],
-    keys: tuple[str, str],
-    column: str,
-    colors: _Colors,
-    style: Style,
-    cell: tuple[int, int],
-) -> None:
+def _add_dots(panel: _Panel) -> None:
+    """A dot for each point, where both keys have values of their own."""
     import plotly.graph_objects as go
 
-    shown = [place for place in places if column in place.values]
-    fig.add_trace(
+    column, style = panel.column, panel.style
+    shown = [place for place in panel.places if column in place.values]
+    across, up = ([place.settings[key] for place in shown] for key in panel.keys)
+    panel.add(
         go.Scatter(
-            x=[place.settings[keys[0]] for place in shown],
-            y=[place.settings[keys[1]] for place in shown],
+            x=across,
+            y=up,
             mode="markers",
             marker={
-                "color": [colors.at(place.values[column]) for place in shown],
+                "color": [panel.colors.at(place.values[column]) for place in shown],
                 "coloraxis": "coloraxis",
                 "size": 4 * style.line_px + 3,
                 "symbol": ["x" if place.behind else "circle" for place in shown],
@@ -254,14 +280,12 @@ def _add_dots(
             showlegend=False,
             cliponaxis=False,
             hovertemplate="%{x}, %{y}: %{text}<extra></extra>",
-        ),
-        *cell,
+        )
     )
-    for update, key in ((fig.update_xaxes, keys[0]), (fig.update_yaxes, keys[1])):
-        values = frame.steps(key)
+    for update, values in panel.axes():
         numbers = all(is_number(value) for value in values) and min(values) > 0
         if numbers and max(values) >= 10 * min(values):
-            update(type="log", tickformat="~g", dtick="D2", row=cell[0], col=cell[1])
+            update(type="log", tickformat="~g", dtick="D2")
 
 
 def _mean(places: Sequence[Place], column: str) -> float | None:

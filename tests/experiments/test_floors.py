@@ -14,9 +14,19 @@ from experiments.bundle import Bundle
 from experiments.cdf import curve_of_values
 from experiments.floor_figure import envelope, floor_curves
 from experiments.floors import KEYS, floors_of
+from kernels_profile.importers import import_profile
+from kernels_profile.roofline import RooflineStepTime
+from kernels_profile.table import Meta, write_meta, write_table
+from policies import POLICIES, ROUTERS
+from sim.cluster import Cluster
+from sim.event_loop import simulate
 from sim.metrics import PER_REQUEST
 from sim.phases import PhaseArithmetic
+from sim.pool import PoolSpec
+from sim.replica_spec import ReplicaSpec
+from sim.request import Arrival
 from sim.specs import load_device, load_model
+from tests.held_floors import HeldFloors
 
 REPLICA = {
     "model": "llama-3.1-8b",
@@ -85,6 +95,109 @@ def test_cases_do_what_they_are_for() -> None:
     again = run(**CASES["prefixes-preempted"]).requests
     assert again["preemptions"].sum() > 0
     assert run(**CASES["failing-prefixes"]).requests["rerouted"].sum() > 0
+
+
+# --- every run of the suite (tests/held_floors.py)
+
+
+def test_runs_of_configs_and_of_clusters_made_by_hand_are_watched(
+    held_floors: HeldFloors, tmp_path: Path
+) -> None:
+    before = held_floors.runs
+    run(policy="vllm-v1")
+    assert held_floors.runs == before + 1
+    run(policy="vllm-v1", step_time={"model": "linear", "base_s": 0.001})
+    assert held_floors.runs == before + 1
+
+    model = RooflineStepTime(load_model("llama-3.1-8b"), load_device("h100-sxm"))
+    spec = ReplicaSpec(POLICIES["vllm-v1"](), 100, model)
+    arrivals = [Arrival(0, 100, 10, 10, 0), Arrival(5, 200, 20, 20, 1)]
+    simulate(arrivals, Cluster(PoolSpec("replica", [spec], ROUTERS["round-robin"]())))
+    assert held_floors.runs == before + 2
+
+
+def test_variants_run_in_processes_of_their_own_are_watched(
+    held_floors: HeldFloors, tmp_path: Path
+) -> None:
+    from experiments.config import load
+    from experiments.run import jobs_of, run_jobs
+
+    plan = load({**REPLICA, "policy": "vllm-v1", "grid": {"seed": [1, 2]}})
+    before = held_floors.runs
+    run_jobs(jobs_of(plan, tmp_path / "out"), plan, processes=2)
+    assert held_floors.runs == before + 2
+
+
+def test_the_watch_notices_a_request_below_its_floor() -> None:
+    bundle = run(policy="vllm-v1")
+    soon = bundle.requests["first_token_ns"].copy()
+    soon[:3] = bundle.requests["arrival_ns"][:3] + 1
+    held = HeldFloors()
+    held.look(bundle)
+    assert (held.runs, held.breaches) == (1, [])
+    held.look(changed(bundle, first_token_ns=soon))
+    (line,) = held.breaches
+    assert line.startswith("3 of 120 requests beat their floor of ttft in a roofline run: {")
+
+
+# --- measured tables
+
+H100, LLAMA = load_device("h100-sxm"), load_model("llama-3.1-8b")
+
+
+def linear_tables(folder: Path, share: float) -> Path:
+    """Tables of Llama's matrix products, each `share` times as long as the data sheet allows."""
+    shapes = [(6144, 4096), (4096, 4096), (2 * 14336, 4096), (4096, 14336)]
+    rows = []
+    for n, k in shapes:
+        for tokens in (1, 8, 64, 256, 1024, 4096, 16384):
+            compute_s = 2 * n * k * tokens / H100.peak_flops("bf16")
+            memory_s = 2 * n * k / H100.memory_bytes_per_s
+            us = share * max(compute_s, memory_s) * 1e6
+            rows.append({"dtype": "bf16", "n": n, "k": k, "tokens": tokens, "time_us": us})
+    write_meta(folder, Meta("h100-sxm", "a test"))
+    write_table(folder, "linear", rows)
+    return folder
+
+
+def profiled(folder: Path, share: float) -> Bundle:
+    data = str(linear_tables(folder, share))
+    step_time = {"model": "profile", "data": data, "missing": "roofline"}
+    return run(policy="vllm-v1", step_time={**step_time, "host": {"step_us": 1.0}})
+
+
+def test_no_request_of_a_profile_beats_its_floor_where_no_kernel_beats_the_sheet(
+    tmp_path: Path,
+) -> None:
+    bundle = profiled(tmp_path, 1.0)
+    found = floors_of(bundle)
+    assert found.beaten == dict.fromkeys(KEYS, 0)
+    for key in KEYS:
+        measured = curve_of_values(PER_REQUEST[key](bundle.requests))
+        assert below(measured, envelope([curve_of_values(found.values[key])]))
+
+
+def test_a_table_that_beats_the_sheet_is_reported_and_nothing_is_clipped(tmp_path: Path) -> None:
+    bundle = profiled(tmp_path, 0.1)
+    found = floors_of(bundle)
+    for key in KEYS:
+        times = PER_REQUEST[key](bundle.requests)
+        assert found.beaten[key] == (times < found.values[key] - 1e-9).sum() > 0
+        curves, said = floor_curves([bundle])
+        assert curves[key].x.tolist() == np.unique(found.values[key]).tolist()  # as by the sheet
+        assert (
+            f"one: {found.beaten[key]} requests beat the floor of the data sheet, as the measured "
+            "step times do." in said[key]
+        )
+        assert curve_of_values(times).x.min() < found.values[key].min()
+
+
+def test_imported_kernels_of_an_rtx_4090_beat_no_floor(shared: Path, tmp_path: Path) -> None:
+    source = shared / "measured" / "llmservingsim"
+    import_profile("llmservingsim", source, tmp_path / "data", skip=["RTXPRO6000"])
+    step_time = {"model": "profile", "data": str(tmp_path / "data")}
+    bundle = run(policy="vllm-v1", device="rtx-4090", step_time=step_time)
+    assert floors_of(bundle).beaten == dict.fromkeys(KEYS, 0)
 
 
 def test_cached_tokens_need_no_prefill_but_are_read() -> None:

@@ -65,6 +65,7 @@ class Run:
         names = SERIES_COLUMNS
         self.series = {name: np.zeros(0, np.int64) for name in names}
         self.replicas = [Replica()]
+        self.workload = ""
         self.summary = summarize(
             self.requests,
             itl=self.itl,

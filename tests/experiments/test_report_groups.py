@@ -73,6 +73,7 @@ class Run:
             "lost_blocks": np.repeat(np.arange(40) if cache else np.zeros(40, np.int64), 2),
         }
         curve = {"block_tokens": 16, "capacity_tokens": [16, 64], "hit_rate": [0.1, 0.5]}
+        self.workload = ""
         self.summary = summarize(
             self.requests,
             reuse=curve | {"distance_tokens": {"n": 1}} if cache and reuse else None,

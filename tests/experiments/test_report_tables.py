@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from experiments.bundle import Head
 from experiments.report import unique_labels
 from experiments.summary import summarize
 from experiments.tables import (
@@ -63,6 +64,7 @@ class Run:
             self.requests["request_class"] = np.resize(np.array(classes, object), n)
             self.itl = dict.fromkeys(classes, gaps)
         names = SERIES_COLUMNS
+        self.workload = ""
         self.summary = summarize(
             self.requests,
             itl=self.itl,
@@ -110,6 +112,36 @@ def test_the_best_value_is_marked_and_ties_at_large_are_not():
     assert best["ttft_s_mean"] == {1, 2}
     assert best["preemptions"] == frozenset()
     assert best["gpus"] == frozenset()
+
+
+def test_a_value_is_best_among_runs_of_the_same_workload_only():
+    runs = [Run("a", 4), Run("b", 8), Run("light", 2), Run("light too"), Run("alone")]
+    runs[2].workload = runs[3].workload = "light"
+    runs[4].workload = "other"
+    comparison = compare(runs)
+    best = dict(zip([c.key for c in comparison.columns], comparison.best(), strict=True))
+    assert best["ttft_s_mean"] == {0, 3}
+    assert comparison.notes[0].startswith(
+        "Best values are marked among variants of the same requests, window and SLO (there are 3)"
+    )
+    assert compare(runs[:2]).notes[0].startswith("Best values are marked (*, or bold);")
+    for run in runs[:2]:
+        run.summary["requests"] |= {"rejected": 30}  # more than the others: still best of its own
+    assert compare(runs).unranked == frozenset()
+
+
+def test_requests_window_and_targets_make_a_workload():
+    def head(trace="", **config):
+        told = {"workload": {"preset": "p"}, "seed": 0, "warm_up_s": 0, "drain_s": 0, "slo": {}}
+        environment = {"trace_sha256": trace}
+        return Head(
+            config={**told, **config}, environment=environment, reasons=[], replicas=[], end_ns=0
+        )
+
+    plain = head(label="a", model="m", pools={"colocated": {"policy": {"name": "orca"}}})
+    assert plain.workload == head(label="b", model="other").workload
+    for other in ({"seed": 1}, {"warm_up_s": 5}, {"slo": {"ttft_s": 1}}, {"trace": "f00"}):
+        assert head(**other).workload != plain.workload
 
 
 def test_values_that_look_alike_are_marked_alike():

@@ -32,8 +32,8 @@ paper:
     hits: {title: Hits, quantity: prefix_hit_rate_tokens, at: 16, of: [slow]}
   draw: [e2e_s.p90, rate]
   numbers:
-    - {says: ratio, where: section 1, paper: "2", unit: x, measure: rate, of: fast, over: slow}
-    - {says: hits, where: section 1, paper: "0", measure: hits, of: slow}
+    - {says: ratio, where: s, paper: "2", read: text, unit: x, measure: rate, of: fast, over: slow}
+    - {says: hits, where: section 1, paper: "0", read: none, measure: hits, of: slow}
   claims:
     - {says: fast is faster, where: section 1, measure: rate, order: [fast, slow]}
     - {says: slow is faster, where: section 1, measure: late, order: [slow, fast], if_not: no.}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from experiments.cli import app
 from experiments.looks import STYLES
-from experiments.sweep.curves import log_ticks, series_of
+from experiments.sweep.curves import left_out, log_ticks, series_of
 from experiments.sweep.dataset import ABOUT, DATA
 from experiments.sweep.frame import Frame, Place, read_frame
 from experiments.sweep.pareto import front_of
@@ -112,16 +113,66 @@ def test_overloaded_points_have_open_markers() -> None:
     assert [row[2] for row in drawing.rows] == [False, True]
 
 
-def test_drawn_points_are_not_joined() -> None:
+def drawn(*variants: str, points: int = 8) -> Frame:
+    """Points of which no two share a value of either key; the second falls as the rate grows."""
+    one = {"x": 1.0, "slo_attainment": 0.5}
     places = [
-        Place("a", "orca", {RATE: float(k), "seed": k}, {"x": 1.0}, {"x": (1.0, 1.0)}, False)
-        for k in range(6)
+        Place(name, "orca", {RATE: float(k), "a.seqs": 2 * (points - k)}, one, {}, False)
+        for name in variants
+        for k in range(points)
     ]
-    frame = Frame("s", (RATE, "seed"), tuple(places), 0, (1.0,))
+    return Frame("s", (RATE, "a.seqs"), tuple(places), 0, (1.0,))
 
-    series = series_of(frame, RATE)
 
-    assert [(each.name, len(each.places), each.joined) for each in series] == [("a", 6, False)]
+def test_drawn_points_are_not_joined_and_look_as_their_range_of_the_second_key() -> None:
+    series = series_of(drawn("a"), RATE)
+
+    assert [(each.name, len(each.places), each.joined) for each in series] == [
+        ("seqs 2 to 4", 2, False),
+        ("seqs 6 to 8", 2, False),
+        ("seqs 10 to 12", 2, False),
+        ("seqs 14 to 16", 2, False),
+    ]
+    assert [place.settings["a.seqs"] for place in series[0].places] == [4, 2]
+    assert len({each.look for each in series}) == 4
+    text = left_out(drawn("a"), RATE)
+    assert text.endswith("they differ in seqs too; those that look alike are in one range of seqs.")
+
+
+def test_more_variants_leave_fewer_ranges_and_no_point_is_left_out() -> None:
+    for variants, ranges in (("ab", 4), ("abc", 2), ("abcd", 2), ("abcde", 1)):
+        series = series_of(drawn(*variants), RATE)
+        assert len(series) == len(variants) * ranges
+        assert sum(len(each.places) for each in series) == 8 * len(variants)
+    assert series[0].name == "a"
+    assert "range" not in left_out(drawn(*"abcde"), RATE)
+
+
+def test_words_are_told_apart_where_they_are_few() -> None:
+    frame = drawn("a", points=4)
+    places = tuple(
+        replace(place, settings={**place.settings, "router": word})
+        for place, word in zip(frame.places, ("x", "y", "x", "y"), strict=True)
+    )
+
+    series = series_of(Frame("s", (RATE, "router", "a.seqs"), places, 0, (1.0,)), RATE)
+
+    assert [(each.name, len(each.places)) for each in series] == [("router x", 2), ("router y", 2)]
+
+
+def test_of_many_curves_those_shown_go_from_the_lowest_to_the_highest_value() -> None:
+    values = [7, 90, 3, 55, 21, 34, 1, 8, 13, 2, 89, 5]
+    places = tuple(
+        Place("a", "orca", {RATE: rate, "seqs": value}, {"x": 1.0}, {}, False)
+        for value in values
+        for rate in (1.0, 2.0)
+    )
+
+    series = series_of(Frame("s", (RATE, "seqs"), places, 0, (1.0,)), RATE)
+
+    shown = [each.places[0].settings["seqs"] for each in series]
+    assert shown == sorted(shown)
+    assert (len(shown), shown[0], shown[-1]) == (8, 1, 90)
 
 
 def test_the_front_is_what_nothing_beats() -> None:
