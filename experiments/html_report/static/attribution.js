@@ -17,6 +17,7 @@ function phases() {
 
 function attribution(host) {
   const { variants, classes, groups } = VALUES.attribution;
+  host.append(...notes([VALUES.one_run?.first]));
   const whys = new Map();
   variants.forEach(({ why }, at) => { if (why) whys.set(why, [...(whys.get(why) ?? []), at]); });
   const said = [...whys].map(([why, of]) => el("p", {}, `Not shown${of.length < variants.length ? ` of ${names(of)}` : ""}: ${why}.`));

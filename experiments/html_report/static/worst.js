@@ -12,7 +12,7 @@ function worstSection(host) {
     showLife(life, its.variant, row);
   };
   const showList = () => {
-    const worst = VALUES.worst[its.variant];
+    const worst = view().worst[its.variant];
     const of = worst.lists[its.list];
     if (!of.rows.length) {
       list.replaceChildren(el("p", {}, "No request has a value."));
@@ -24,7 +24,7 @@ function worstSection(host) {
   };
   host.append(el("div", { class: "row noprint" },
     variantSelect("Variant", "worst-variant", (variant) => { its.variant = variant; showList(); }),
-    chooser("By", VALUES.worst[0].lists.map(({ title }) => title), (at) => { its.list = at; showList(); })));
+    chooser("By", view().worst[0].lists.map(({ title }) => title), (at) => { its.list = at; showList(); })));
   host.append(el("div", { class: "two" }, list, life));
   showList();
 }
@@ -42,7 +42,7 @@ function worstTable(worst, of, choose) {
 
 function showLife(host, variant, row) {
   for (const node of host.querySelectorAll(".chart")) forget(node);
-  const { lives, steps, tokens } = VALUES.worst[variant];
+  const { lives, steps, tokens } = view().worst[variant];
   const life = lives[row];
   const events = eventsOf(life, steps);
   const node = el("div", { id: "ladder" });
