@@ -25,6 +25,7 @@ from sim.records import (
     MIGRATION_COLUMNS,
     NARROW_COLUMNS,
     POOL_COLUMNS,
+    PREEMPTION_COLUMNS,
     REQUEST_COLUMNS,
     SERIES_COLUMNS,
     STEP_COLUMNS,
@@ -255,6 +256,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         decisions=recorder.decisions,
         logs=logs,
         spans=spans,
+        preemptions=columns(recorder.preemptions, PREEMPTION_COLUMNS),
         gap_log=gap_log,
     )
     result.migrations["resumed_ns"] = _resumed(result)

@@ -349,6 +349,7 @@ class Recorder:
         self.changes = array("q")
         self.migrations = array("q")
         self.fetches = array("q")
+        self.preemptions = array("q")
         self.decisions: list[Decision] = []
         self.attributions = Attributions() if record.attribution else None
         self.names: list[str] = []  # of the replicas, by place
@@ -416,6 +417,10 @@ class Recorder:
     def event(self, index: int, code: int, now_ns: int, replica: int) -> None:
         """A change of a request's state; refers to the last row of the step log."""
         self.events.extend((index, code, now_ns, replica, self.step_rows - 1))
+
+    def preempted(self, index: int, what: int, now_ns: int) -> None:
+        """A request is preempted, or runs again: one of `PREEMPTIONS`."""
+        self.preemptions.extend((index, what, now_ns))
 
     def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
         """The request has ended, or the run has."""
@@ -532,6 +537,10 @@ MIGRATION_COLUMNS = (
     "bytes",
     "outcome",
 )
+# When requests were preempted, and when they were admitted again.
+PREEMPTIONS = ("preempted", "swapped_out", "admitted_again")
+RECOMPUTED, SWAPPED_OUT, ADMITTED_AGAIN = range(3)
+PREEMPTION_COLUMNS = ("request", "what", "time_ns")
 # Prefixes fetched from one replica's cache into another's, those called off left out.
 FETCH_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "tokens", "bytes")
 # `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
@@ -586,6 +595,8 @@ class SimulationResult:
             one more than the batches that were under way at once).
         spans: Token times by reference, one row per stretch, in order of request, then time:
             request, log (-1: one instant), first tick (or time), tokens.
+        preemptions: Columns `PREEMPTION_COLUMNS`, in order of time; codes are those of
+            `PREEMPTIONS`. Empty where time is not attributed.
         gap_log: What single gaps between tokens are split by (`gap_splits`), where time is
             attributed.
     """
@@ -608,6 +619,7 @@ class SimulationResult:
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
     spans: Ints = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    preemptions: dict[str, Ints] = field(default_factory=dict)
     gap_log: GapLog | None = None
 
     def token_times_ns(self, index: int) -> Ints:

@@ -12,7 +12,7 @@ import pytest
 
 from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, PHASES, TTFT_COLUMNS
 from sim.clock import now_ns
-from sim.records import Lifetime, SimulationResult
+from sim.records import ADMITTED_AGAIN, Lifetime, SimulationResult
 from sim.replica_ends import ReplicaEnds
 
 MAY_BE_NEGATIVE = {
@@ -44,7 +44,10 @@ def assert_adds_up(result: SimulationResult) -> None:
         assert not table[f"e2e_{phase}_ns"].any(), phase
     largest = np.sum([table[f"itl_max_{phase}_ns"] for phase in PHASES], axis=0)
     assert largest.tolist() == np.maximum(table["largest_itl_ns"], 0).tolist()
+    stops = result.preemptions
+    left = stops["request"][stops["what"] != ADMITTED_AGAIN]
     for row, index in enumerate(table["index"].tolist()):
+        assert (left == index).sum() == table["preemptions"][row]
         gaps = np.diff(result.token_times_ns(index))
         token = int(table["itl_max_token"][row])
         assert token == (int(np.argmax(gaps)) + 2 if len(gaps) else -1)
