@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from types import MappingProxyType
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sim.clock import Instant
     from sim.flight import Flight
     from sim.gap_splits import GapSplits
+    from sim.life_log import Stretch
     from sim.network import LinkUse
     from sim.replica import Replica
     from sim.transfer import Transfer
@@ -243,6 +244,8 @@ class Record:
         series_span_ns: Time that the grid divides: the arrival window. A run of more than four
             spans doubles the step.
         attribution: Where the time of each request went (`sim.attribution`).
+        follow: Requests, by index, whose lives are kept as well (`sim.life_log`), where time is
+            attributed.
         decisions: Every single decision, for comparison with other simulators (slow).
         on_steps: Called with the columns of the step log and the names of the replicas that there
             have been, whenever `STEP_CHUNK` rows are full, and with the rest at the end;
@@ -256,6 +259,7 @@ class Record:
     series_span_ns: int = 0
     decisions: bool = False
     attribution: bool = False
+    follow: Collection[int] = ()
     on_steps: Callable[[dict[str, Ints], Sequence[str]], None] | None = None
     on_step: Callable[[], object] | None = None
 
@@ -351,7 +355,7 @@ class Recorder:
         self.fetches = array("q")
         self.preemptions = array("q")
         self.decisions: list[Decision] = []
-        self.attributions = Attributions() if record.attribution else None
+        self.attributions = Attributions(record.follow) if record.attribution else None
         self.names: list[str] = []  # of the replicas, by place
         self.logs: list[array[int]] = []
 
@@ -595,6 +599,7 @@ class SimulationResult:
             one more than the batches that were under way at once).
         spans: Token times by reference, one row per stretch, in order of request, then time:
             request, log (-1: one instant), first tick (or time), tokens.
+        lives: Of each request that was followed its life, in order of time.
         preemptions: Columns `PREEMPTION_COLUMNS`, in order of time; codes are those of
             `PREEMPTIONS`. Empty where time is not attributed.
         gap_log: What single gaps between tokens are split by (`gap_splits`), where time is
@@ -619,6 +624,7 @@ class SimulationResult:
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
     spans: Ints = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    lives: dict[int, list[Stretch]] = field(default_factory=dict)
     preemptions: dict[str, Ints] = field(default_factory=dict)
     gap_log: GapLog | None = None
 

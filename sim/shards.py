@@ -248,6 +248,7 @@ def merged(outcomes: Sequence[Outcome]) -> SimulationResult:
         logs=logs,
         spans=_spans(results, begin),
         preemptions=_preemptions(results),
+        lives={index: life for result in results for index, life in result.lives.items()},
         gap_log=_gap_log(results),
     )
 
