@@ -421,12 +421,14 @@ class Bills(NamedTuple):
         alone: Step times of its kind of replica.
         begins: (tick, ns), one after the other.
         parts: (tick, phase, ns).
+        padded: (first tick, ns of each).
         lost: (tick, begin, ns).
     """
 
     alone: Alone
     begins: array[int]
     parts: array[int]
+    padded: list[tuple[int, array[int]]]
     lost: list[tuple[int, int, int]]
 
 
@@ -478,7 +480,8 @@ class Attributions:
 
     def follow(self, group: DecodeGroup, model: StepTimeModel) -> None:
         """One more decode group, in the order of the logs of their ticks."""
-        self._bills.append(Bills(self.alone(model), group.begins, group.parts, group.lost))
+        kept = (group.begins, group.parts, group.padded, group.lost)
+        self._bills.append(Bills(self.alone(model), *kept))
 
     def add(self, account: Account, index: int) -> None:
         """A request has ended, or the run has; in the order of the outcomes.

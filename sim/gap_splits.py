@@ -34,6 +34,7 @@ from sim.attribution import (
     DECODE_OTHERS,
     ITL_COLUMNS,
     LOST,
+    PADDING,
     PHASES,
     STALL,
     Bills,
@@ -203,7 +204,7 @@ class GapSplits:
         """Their time by phase, ns, shape (n, phases)."""
         ns = self._waited(gaps)
         joined_ns = gaps.since_ns + ns.sum(axis=1)
-        for log in np.unique(gaps.log[gaps.log >= 0]).tolist():
+        for log in np.flatnonzero(np.bincount(gaps.log[gaps.log >= 0])).tolist():
             rows = np.flatnonzero(gaps.log == log)
             self._split_in_group(gaps, rows, joined_ns[rows], log, ns)
         assert (ns.sum(axis=1) == gaps.ns).all(), "parts of a gap between tokens are not the whole"
@@ -232,7 +233,11 @@ class GapSplits:
         ns[rows, LOST] += lost
         ns[rows, STALL] += begin - joined_ns - lost
         rest = ends[tick] - begin
+        padding = _padding(tick, rest, bills)
+        ns[rows, PADDING] += padding
+        rest -= padding
         parts = _table(bills.parts, 3)
+        parts = parts[np.argsort(parts[:, 0], kind="stable")]
         of, these = _ranges(
             np.searchsorted(parts[:, 0], tick), np.searchsorted(parts[:, 0], tick, side="right")
         )
@@ -268,6 +273,22 @@ def _begins(tick: Ints, ends: Ints, bills: Bills) -> Ints:
     begin = ends[np.maximum(tick - 1, 0)]
     begin[said] = begins[at[said], 1]
     return begin
+
+
+def _padding(tick: Ints, length_ns: Ints, bills: Bills) -> Ints:
+    """Of steps of ticks what rows of padding added, where that is kept run by run."""
+    padding = np.zeros(len(tick), np.int64)
+    if not bills.padded:
+        return padding
+    firsts = np.array([first for first, _ in bills.padded])
+    many = np.array([len(lengths) for _, lengths in bills.padded])
+    places = np.cumsum(many) - many
+    real = np.concatenate([np.frombuffer(lengths, np.int64) for _, lengths in bills.padded])
+    run = np.searchsorted(firsts, tick, side="right") - 1
+    place = tick - firsts[run]
+    padded = (run >= 0) & (place < many[run])
+    padding[padded] = length_ns[padded] - real[(places[run] + place)[padded]]
+    return padding
 
 
 def _lost(tick: Ints, joined_ns: Ints, bills: Bills) -> Ints:

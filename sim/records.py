@@ -195,9 +195,9 @@ class Lifetime:
 
         (That comes with the end of its prefill.)
         """
-        if self.account is not None:
-            self.account.decoded(last_ns)
         self.delivered += tokens
+        if self.account is not None and self.delivered < self.arrival.output_tokens:
+            self.account.decoded(last_ns)
         self.last_token_ns = last_ns
 
     def goes_to(self, phase: int, now_ns: int) -> None:
