@@ -379,6 +379,8 @@ def test_on_paper_no_word_meets_another_or_leaves_its_page(
     assert sum(len(boxes) for _, _, boxes in pages) > 1000
     every = {box["text"] for _, _, boxes in pages for box in boxes}
     assert {"Summary", "Definitions", "Share", "TTFT"} <= every
+    panels = {"Over", "Arrivals", "Queue", "Batch", "KV", "Time"}
+    assert any(panels <= {box["text"] for box in boxes} for _, _, boxes in pages)  # on one page
     for width, height, boxes in pages:
         assert width > height  # A4 across
         for box in boxes:
