@@ -35,6 +35,7 @@ from sim.records import (
     Recorder,
     SimulationResult,
     columns,
+    in_time,
 )
 from sim.request import NEVER, Arrival, Ints, Trace
 
@@ -258,7 +259,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         decisions=recorder.decisions,
         logs=logs,
         spans=spans,
-        preemptions=columns(recorder.preemptions, PREEMPTION_COLUMNS),
+        preemptions=in_time(columns(recorder.preemptions, PREEMPTION_COLUMNS)),
         lives=lives,
         gap_log=gap_log,
     )

@@ -569,6 +569,12 @@ def columns(flat: array[int], names: Sequence[str]) -> dict[str, npt.NDArray[np.
     return {name: table[:, i].copy() for i, name in enumerate(names)}
 
 
+def in_time(table: dict[str, Ints]) -> dict[str, Ints]:
+    """Rows in order of time, those of an instant in that of their requests."""
+    order = np.lexsort((table["request"], table["time_ns"]))
+    return {name: column[order] for name, column in table.items()}
+
+
 @dataclass
 class SimulationResult:
     """Outcomes of one run.
@@ -600,8 +606,8 @@ class SimulationResult:
         spans: Token times by reference, one row per stretch, in order of request, then time:
             request, log (-1: one instant), first tick (or time), tokens.
         lives: Of each request that was followed its life, in order of time.
-        preemptions: Columns `PREEMPTION_COLUMNS`, in order of time; codes are those of
-            `PREEMPTIONS`. Empty where time is not attributed.
+        preemptions: Columns `PREEMPTION_COLUMNS`, in order of time, then request; codes are those
+            of `PREEMPTIONS`. Empty where time is not attributed.
         gap_log: What single gaps between tokens are split by (`gap_splits`), where time is
             attributed.
     """

@@ -35,7 +35,7 @@ from sim.cluster import Cluster, LiveCluster
 from sim.errors import ConfigError, called
 from sim.event_loop import simulate
 from sim.policy import ReplicaView, Router
-from sim.records import Lifetime, Record, Recorder, SimulationResult
+from sim.records import Lifetime, Record, Recorder, SimulationResult, in_time
 from sim.request import Arrival, Ints, Request
 
 NOWHERE = -1
@@ -255,9 +255,7 @@ def merged(outcomes: Sequence[Outcome]) -> SimulationResult:
 
 def _preemptions(results: Sequence[SimulationResult]) -> dict[str, Ints]:
     tables = [result.preemptions for result in results]
-    joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-    order = np.lexsort((joined["request"], joined["time_ns"]))
-    return {name: column[order] for name, column in joined.items()}
+    return in_time({name: np.concatenate([table[name] for table in tables]) for name in tables[0]})
 
 
 def _gap_log(results: Sequence[SimulationResult]) -> GapLog | None:
