@@ -247,8 +247,17 @@ def merged(outcomes: Sequence[Outcome]) -> SimulationResult:
         series=_series(outcomes, longest),
         logs=logs,
         spans=_spans(results, begin),
+        preemptions=_preemptions(results),
+        lives={index: life for result in results for index, life in result.lives.items()},
         gap_log=_gap_log(results),
     )
+
+
+def _preemptions(results: Sequence[SimulationResult]) -> dict[str, Ints]:
+    tables = [result.preemptions for result in results]
+    joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    order = np.lexsort((joined["request"], joined["time_ns"]))
+    return {name: column[order] for name, column in joined.items()}
 
 
 def _gap_log(results: Sequence[SimulationResult]) -> GapLog | None:
