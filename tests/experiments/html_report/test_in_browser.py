@@ -42,6 +42,9 @@ def test_it_draws_every_section_without_a_word_on_the_console(
     assert browser.js("return document.querySelectorAll('#latency .main-svg').length") > 0
     assert browser.js("return document.querySelectorAll('#table tbody tr').length") == 6
     assert browser.js("return document.querySelectorAll('#table td.best').length") > 3
+    said = browser.js("return document.querySelector('#time .shares').textContent")
+    assert said.count("What usually helps: ") == 6
+    assert "FLOP per byte, below the ridge of 295" in said
     assert browser.complaints() == []
 
 

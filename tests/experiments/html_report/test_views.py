@@ -241,6 +241,14 @@ def test_a_bundle_of_before_a_phase_was_told_apart_has_its_bars(
     )
 
 
+def test_bars_come_with_the_sentence_on_the_resource(folder: Path) -> None:
+    (variant,) = collected([folder])["attribution"]["variants"]
+    told = bundle.read_head(folder).summary["attribution"]["overall"]
+
+    assert variant["said"] == {"": {key: told[key]["p99"]["sentence"] for key in ("e2e", "ttft")}}
+    assert "of it hangs on" in variant["said"][""]["e2e"]
+
+
 # --- replications
 
 REPEATED = {
