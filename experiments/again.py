@@ -1,15 +1,16 @@
-"""A run simulated once more, to ask it about single gaps between tokens.
+"""A run simulated once more, to ask it about single gaps between tokens, and lives of requests.
 
 A bundle keeps the largest gap of each request, split by phase. That of every token would be most of
 a bundle, and a run is the same to the nanosecond whenever it is made: so it is made once more from
-the bundle's config, with what single gaps are split by (`sim.gap_splits`), and held against the
+the bundle's config, with what single gaps are split by (`sim.gap_splits`) and
+the life of a request in the order of time (`sim.life_log`), and held against the
 bundle: every column of every request, and every token time that the bundle has. Where one differs
 (the code has changed since, or a file that the config reads) nothing is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,16 @@ from sim.records import Record, SimulationResult
 from sim.request import Ints
 
 
-def simulated_again(found: Bundle, folder: Path, files: Path | None = None) -> SimulationResult:
+def simulated_again(
+    found: Bundle, folder: Path, files: Path | None = None, *, follow: Collection[int] = ()
+) -> SimulationResult:
     """The run of a bundle, made once more.
 
     Args:
         found: The bundle.
         folder: Where it is.
         files: Where relative paths of its config start; None: in that folder.
+        follow: Requests whose lives are kept (`sim.life_log`).
 
     Raises:
         ConfigError: It cannot be made, or is not the run of the bundle.
@@ -52,7 +56,7 @@ def simulated_again(found: Bundle, folder: Path, files: Path | None = None) -> S
         workload.source,
         built.cluster,
         seed=experiment.seed,
-        record=Record(attribution=True),
+        record=Record(attribution=True, follow=follow),
         cluster_events=changes.events_of(experiment),
     )
     _check_same(result, found, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,12 @@ def explain(
         int | None,
         typer.Option(min=1, help="The longest gaps of the request, so many. Simulates again."),
     ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline", help="The life of the request in the order of time. Simulates again."
+        ),
+    ] = False,
     files: Annotated[
         Path | None,
         typer.Option(
@@ -48,12 +55,12 @@ def explain(
 ) -> None:
     """Say where the time of a request went, to the nanosecond; or of the median and the P99.
 
-    In a timeline each letter is a phase of the table; they stand in the order of the table, not in
-    that in which they came.
+    In a bar each letter is a group of phases of the table; they stand in the order of the table,
+    but with --timeline in that in which they came.
 
     Of single gaps between tokens the results keep the largest of each request. For others (--token,
-    --gaps) the run is simulated again, which takes as long as it took, and held against the
-    results: it has to be the same run.
+    --gaps), and for --timeline, the run is simulated again, which takes as long as it took, and
+    held against the results: it has to be the same run.
 
     \b
     Examples:
@@ -63,13 +70,15 @@ def explain(
       phasewise explain results/quickstart/vllm-v0 --worst itl 1 --json
       phasewise explain results/quickstart/vllm-v0 17 --token 40
       phasewise explain results/quickstart/vllm-v0 17 --gaps 5
+      phasewise explain results/quickstart/vllm-v0 17 --timeline
     """
     from json import dumps
 
     from experiments import advice, attribution, story
     from sim.errors import ConfigError
 
-    _check_asked(request, token, gaps, files)
+    asked = {"--token": token, "--gaps": gaps, "--timeline": timeline or None}
+    _check_asked(request, asked, files)
     if request is not None and worst is not None:
         raise ConfigError(f"explain: request {request} and --worst {worst[0]}: give one of them")
     (found, folder), what = _only(folder), worst[0] if worst else "e2e"
@@ -93,6 +102,10 @@ def explain(
     setting = advice.setting_of(
         found.config, attribution.first_failure_ns(found.changes), found.summary.get("arithmetic")
     )
+    if timeline:
+        assert request is not None
+        _life(found, folder, request, files, json=json)
+        return
     if token is not None or gaps is not None:
         assert request is not None
         _single_gaps(found, folder, request, token, gaps, files, setting, json=json)
@@ -104,19 +117,31 @@ def explain(
         typer.echo("\n\n".join(texts) or f"{found.label}: no request has {worst and worst[0]}")
 
 
-def _check_asked(
-    request: int | None, token: int | None, gaps: int | None, files: Path | None
-) -> None:
+def _check_asked(request: int | None, asked: Mapping[str, int | None], files: Path | None) -> None:
     """Refuse options that need others, or stand for something else."""
     from sim.errors import ConfigError
 
-    given = [name for name, x in (("--token", token), ("--gaps", gaps)) if x is not None]
+    given = [name for name, value in asked.items() if value is not None]
     if len(given) > 1:
-        raise ConfigError(f"explain: --token {token} and --gaps {gaps}: give one of them")
+        raise ConfigError(f"explain: {' and '.join(given)}: give one of them")
     if given and request is None:
         raise ConfigError(f"explain: {given[0]}: of which request? Give its index")
     if files is not None and not given:
-        raise ConfigError("explain: --files: only --token and --gaps simulate again")
+        raise ConfigError(f"explain: --files: only {', '.join(asked)} simulate again")
+
+
+def _life(found: Bundle, folder: Path, request: int, files: Path | None, *, json: bool) -> None:
+    from json import dumps
+
+    from experiments import again, life
+    from experiments.attribution import row_of
+
+    row_of(found.requests, request)
+    stretches = again.simulated_again(found, folder, files, follow=(request,)).lives[request]
+    if json:
+        typer.echo(dumps(life.values_of(stretches), indent=1))
+    else:
+        typer.echo(life.render(stretches, found.label, request))
 
 
 def _single_gaps(

@@ -62,7 +62,7 @@ of which the largest of each request is among the results, are split by `sim.gap
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
@@ -75,6 +75,7 @@ from sim.step_time import Ints, StepTimeModel, StepWork, quiet, without_host
 
 if TYPE_CHECKING:
     from sim.decode_group import DecodeGroup
+    from sim.life_log import FollowedAccount
 
 GROUPS = MappingProxyType(
     {
@@ -137,20 +138,24 @@ class Line:
         cause: Phase of those who wait, since the last change of it.
         since_ns: When that was.
         ns: Time so far by phase, up to `since_ns`.
+        history: Changes of the cause as (ns, phase), once a request that is followed waits here.
     """
 
-    __slots__ = ("cause", "newcomers", "ns", "since_ns")
+    __slots__ = ("cause", "history", "newcomers", "ns", "since_ns")
 
     def __init__(self, now_ns: int) -> None:
         self.newcomers: list[Account] = []
         self.cause = QUEUE_OTHER
         self.since_ns = now_ns
         self.ns = [0] * _CAUSES
+        self.history: list[tuple[int, int]] | None = None
 
     def change(self, cause: int, now_ns: int) -> None:
         """From now on those who wait do so for another reason."""
         self.ns[self.cause] += now_ns - self.since_ns
         self.since_ns, self.cause = now_ns, cause
+        if self.history is not None:
+            self.history.append((now_ns, cause))
 
     def totals(self, now_ns: int) -> list[int]:
         """Time by phase up to an instant after the last change."""
@@ -263,6 +268,26 @@ class Account:
         ns[:_CAUSES] = [own + after - before for own, after, before in passed]
         ns[line.cause] += now_ns - line.since_ns
         self._line = None
+
+    def left(self, group: DecodeGroup, ticks: int, now_ns: int, lost_ns: int) -> None:
+        """It has left its decode group, in which its time is accounted for.
+
+        Args:
+            group: Which.
+            ticks: Of it that were the request's.
+            now_ns: The present.
+            lost_ns: Of a step under way, which it leaves too.
+        """
+        self.state, self.since_ns = STALL, now_ns
+
+    def computed(self, begin_ns: int, end_ns: int) -> None:
+        """A step that computed a chunk of it is over, in which its time is accounted for.
+
+        Args:
+            begin_ns: When it began; a part before `since_ns` belongs to another step of it.
+            end_ns: When it ended.
+        """
+        self.since_ns = end_ns
 
     def lose(self, tokens: int, state: int, now_ns: int, again: int = REPREFILL) -> None:
         """What it had computed is gone, and it waits.
@@ -462,14 +487,32 @@ class GapLog:
 
 
 class Attributions:
-    """The accounts of requests that have ended, compactly, and what replicas of a kind share."""
+    """The accounts of requests that have ended, compactly, and what replicas of a kind share.
 
-    def __init__(self) -> None:
+    Args:
+        follow: Requests of which it is kept when they were in which state.
+
+    Attributes:
+        followed: Their accounts, by request.
+    """
+
+    def __init__(self, follow: Collection[int] = ()) -> None:
+        self.followed: dict[int, FollowedAccount] = {}
+        self._follow = follow
         self._bills: list[Bills] = []
         self._rows = Sparse(2 * len(PHASES))  # E2E by phase, then TTFT by phase
         self._joints = array("q")  # of `Account.joints`: request, number of the token
         self._waits = Sparse(len(PHASES))
         self._alone: dict[int, Alone] = {}
+
+    def open(self, index: int, now_ns: int) -> Account:
+        """The account of a request that arrives."""
+        if index not in self._follow:
+            return Account(now_ns)
+        from sim.life_log import FollowedAccount
+
+        account = self.followed[index] = FollowedAccount(now_ns)
+        return account
 
     def alone(self, model: StepTimeModel) -> Alone:
         """The sums of a kind of replica; models live as long as the cluster."""

@@ -172,7 +172,7 @@ class Ledger:
             ns[DECODE_OTHERS] += ticked - others - gpu - host
         ns[LOST] += lost_ns
         ns[STALL] += now_ns - account.since_ns - ticked - lost_ns
-        account.state, account.since_ns = STALL, now_ns
+        account.left(group, ticks, now_ns, account.lost_ns)
         for tick, _, lost in reversed(group.lost):
             if tick < group.clock:
                 break
@@ -367,7 +367,7 @@ class Ledger:
             for phase, lengths in each:
                 ns[phase] += sum(lengths)
             ns[BUBBLE] -= overlap
-            account.since_ns = end
+            account.computed(begin, end)
 
     def _anew(
         self, flight: Flight, first: int, n: int, piece: tuple[int, int], redo: int, own: int

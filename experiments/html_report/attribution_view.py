@@ -100,7 +100,19 @@ def parts(bundle: Bundle, folder: Path, classes: Sequence[str]) -> dict[str, Any
                 for name in bars:
                     for bar, rows in zip(bars[name][key], bands[name, key], strict=True):
                         _add(bar, phase, column, rows)
-    return {"bars": bars}
+    return {"bars": bars, "said": _said(bundle.summary.get("attribution", {}))}
+
+
+def _said(told: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Of all requests (empty name) and of each class the sentence on its P99 request, by metric."""
+    return {
+        "" if name == "overall" else name: {
+            key: block[key]["p99"]["sentence"]
+            for key in ("e2e", "ttft")
+            if "p99" in block.get(key, {})
+        }
+        for name, block in told.items()
+    }
 
 
 def _groups(bundle: Bundle, classes: Sequence[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from experiments.report import measured_mask
 from experiments.worst import KEYS, worst_rows
 from sim.metric_definitions import METRICS
 from sim.metrics import PER_REQUEST, Ints
-from sim.records import STATES
+from sim.records import PREEMPTIONS, STATES
 
 MOST_STALLS = 12
 _MOST_STEPS = 200
@@ -115,11 +115,24 @@ def _life(bundle: Bundle, row: int, most: int) -> dict[str, Any]:
     for name in _TIMES:
         then = int(requests[name][row])
         life[name] = None if then < 0 else then - arrival
+    life["preempted"] = _preempted(bundle, life)
     return life | _transfers(bundle, life) | _tokens(bundle, life, most)
 
 
 def _name(bundle: Bundle, place: int) -> str | None:
     return None if place < 0 else bundle.replicas[place].name
+
+
+def _preempted(bundle: Bundle, life: dict[str, Any]) -> list[list[Any]]:
+    """When it was preempted, and when it was admitted again."""
+    rows = bundle.preemptions
+    if not rows:
+        return []
+    its = np.flatnonzero(rows["request"] == life["index"]).tolist()
+    return [
+        [int(rows["time_ns"][at]) - life["arrival_ns"], PREEMPTIONS[int(rows["what"][at])]]
+        for at in its
+    ]
 
 
 def _transfers(bundle: Bundle, life: dict[str, Any]) -> dict[str, Any]:

@@ -83,12 +83,34 @@ def test_all_gaps_of_a_request_add_up_to_what_follows_its_first_token(place: Pat
     assert [split.end_ns for split in splits] == result.token_times_ns(1)[1:].tolist()
 
 
+def test_a_life_is_told_in_the_order_of_time(place: Path) -> None:
+    done = _explain(place, "2", "--timeline", "--json", *_files(place))
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    # 0: the prefill of four, 30. Two decode steps of 18, the prefill of the fifth, and 17 more.
+    expected = ["prefill", *["decode"] * 2, "stall", *["decode"] * 17]
+    assert [each["what"] for each in told] == expected
+    assert told[3] == {
+        "begin_ns": 66_000,
+        "end_ns": 176_000,
+        "what": "stall",
+        "ns": {"stall": 110_000},
+    }
+    assert told[1]["ns"] == {"decode_gpu": 12_000, "decode_others": 6_000}
+    text = _explain(place, "2", "--timeline", *_files(place)).output
+    bar = next(line for line in text.splitlines() if "|" in line)
+    # 482 us in 60 places: 30 of prefill are 3.7 of them, 36 of decodes 4.5, 110 of stall 13.7.
+    assert bar == f"  |{'P' * 4}{'D' * 4}{'s' * 14}{'D' * 38}|"
+    assert "2 decode steps: decode_gpu 24 us, decode_others 12 us" in text
+    assert "s stall: stalled while steps of others ran" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("4", "--token", "2"), "request 4 has no gap before it; it has no two tokens"),
         (("0", "--token", "21"), "gaps end with its tokens 2 to 20"),
-        (("0", "--token", "3", "--gaps", "2"), "--token 3 and --gaps 2: give one of them"),
+        (("0", "--token", "3", "--gaps", "2"), "--token and --gaps: give one of them"),
         (("--gaps", "2"), "--gaps: of which request?"),
         (("9", "--gaps", "2"), "request 9: not in these results"),
     ],
@@ -101,7 +123,9 @@ def test_what_is_wrong_is_one_line(place: Path, arguments: tuple[str, ...], mess
 
 
 def test_files_alone_simulate_nothing(place: Path) -> None:
-    assert "only --token and --gaps simulate again" in _explain(place, *_files(place)).stderr
+    assert (
+        "only --token, --gaps, --timeline simulate again" in _explain(place, *_files(place)).stderr
+    )
 
 
 def test_a_run_that_is_another_now_is_refused(place: Path, tmp_path: Path) -> None:

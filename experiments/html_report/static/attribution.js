@@ -76,13 +76,14 @@ function attributionFigure(its) {
   };
 }
 
-// In words, the largest parts of each variant's slow requests.
+// In words, the largest parts of each variant's slow requests, and what one of them hung on.
 function sentences(its) {
   const known = phases();
   return barsOf(its).filter(({ percentile }) => percentile !== "P50").map(({ at, percentile, mean_s: total, parts }) => {
     const most = [...parts].sort((a, b) => b[1] - a[1]).slice(0, 3).filter(([, s]) => s > 0.03 * total);
     const told = most.map(([phase, s]) => `${number(100 * s / total)} % ${known.get(phase).name}`).join(", ");
-    return el("li", {}, `${VALUES.variants[at].label}: at ${percentile} (${span(total * 1e9)}) ${told}.`);
+    const said = VALUES.attribution.variants[at].said?.[its.of]?.[its.key];
+    return el("li", {}, `${VALUES.variants[at].label}: at ${percentile} (${span(total * 1e9)}) ${told}.`, said ? el("span", { class: "about" }, ` ${said}`) : "");
   });
 }
 

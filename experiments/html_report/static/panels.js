@@ -15,7 +15,7 @@ function overTime(host) {
 function timeFigure(panels, changes) {
   const marked = shown().filter((variant) => changes[variant].length);
   const strip = marked.length ? Math.max(70, 18 * marked.length + 16) : 0;
-  const body = panels.length * 165 - 6;
+  const body = state.printing ? Math.min(400, panels.length * 165 - 6) : panels.length * 165 - 6; // a page of paper has no more
   const free = strip ? 1 - (strip + 24) / (body + strip + 24) : 1; // of the panels, below the strip
   const gap = free * 0.22 / panels.length;
   const height = (free - gap * (panels.length - 1)) / panels.length;

@@ -2,6 +2,11 @@
 
 const PHASES = [["Waiting", "#999999"], ["Prefill", "#e69f00"], ["To the decode replica", "#cc79a7"], ["Decode", "#0072b2"]];
 
+const PREEMPTED = {
+  preempted: "is preempted: its KV is dropped, to be computed again", swapped_out: "is preempted: its KV goes to host memory",
+  admitted_again: "is admitted again",
+};
+
 function worstSection(host) {
   const list = el("div", {});
   const life = el("div", { class: "life", id: "life" });
@@ -97,6 +102,7 @@ function eventsOf(life, steps) {
   add(life.first_scheduled_ns, `is first scheduled on ${first}, after ${span(life.first_scheduled_ns ?? 0)} in the queue`);
   if (steps) for (const each of prefillSteps(life)) add(each[0], `its replica runs ${iteration(each)}`, 1);
   add(life.prefill_end_ns, "its prefill is over", 2);
+  for (const [at, what] of life.preempted) add(at, PREEMPTED[what], 2.5);
   for (const each of life.transfers) {
     add(each.start, `its KV, ${number(each.bytes / 1e6)} MB, leaves ${each.source}`, 3);
     add(each.end, `and has come to ${each.target}, ${span(each.end - each.start)} later`, 3);

@@ -42,6 +42,9 @@ def test_it_draws_every_section_without_a_word_on_the_console(
     assert browser.js("return document.querySelectorAll('#latency .main-svg').length") > 0
     assert browser.js("return document.querySelectorAll('#table tbody tr').length") == 6
     assert browser.js("return document.querySelectorAll('#table td.best').length") > 3
+    said = browser.js("return document.querySelector('#time .shares').textContent")
+    assert said.count("What usually helps: ") == 6
+    assert "FLOP per byte, below the ridge of 295" in said
     assert browser.complaints() == []
 
 
@@ -379,6 +382,8 @@ def test_on_paper_no_word_meets_another_or_leaves_its_page(
     assert sum(len(boxes) for _, _, boxes in pages) > 1000
     every = {box["text"] for _, _, boxes in pages for box in boxes}
     assert {"Summary", "Definitions", "Share", "TTFT"} <= every
+    panels = {"Over", "Arrivals", "Queue", "Batch", "KV", "Time"}
+    assert any(panels <= {box["text"] for box in boxes} for _, _, boxes in pages)  # on one page
     for width, height, boxes in pages:
         assert width > height  # A4 across
         for box in boxes:

@@ -136,6 +136,29 @@ def test_a_bundle_without_token_times_is_reported_without_ladders(
     assert all(life["ladder"] is None for life in worst["lives"].values())
 
 
+def test_preemptions_have_instants_of_their_own(tmp_path: Path) -> None:
+    tight = {**SMALL, "events": [], "kv": {"num_blocks": 900}}
+    (folder,) = run_of(tight, tmp_path)
+    read = bundle.read(folder)
+    (told,) = collected([folder])["worst"]
+    met = 0
+    for life in told["lives"].values():
+        row = int(np.flatnonzero(read.requests["index"] == life["index"])[0])
+        stops = [what for _, what in life["preempted"]]
+        assert stops == ["preempted", "admitted_again"] * int(read.requests["preemptions"][row])
+        times = [at for at, _ in life["preempted"]]
+        assert times == sorted(times)
+        met += len(stops)
+    assert met
+    waits = sum(
+        b - a
+        for life in told["lives"].values()
+        for (a, _), (b, _) in zip(life["preempted"][::2], life["preempted"][1::2], strict=True)
+    )
+    its = np.isin(read.requests["index"], [life["index"] for life in told["lives"].values()])
+    assert waits == int(read.requests["e2e_preempted_ns"][its].sum())
+
+
 def test_the_worst_are_the_largest_in_order_and_ladders_end_with_the_last_token(
     folder: Path,
 ) -> None:
@@ -216,6 +239,14 @@ def test_a_bundle_of_before_a_phase_was_told_apart_has_its_bars(
     assert {part[0] for bar in bars["bars"][""]["e2e"] for part in bar["parts"]} == (
         shown - {"reprefill_failure"}
     )
+
+
+def test_bars_come_with_the_sentence_on_the_resource(folder: Path) -> None:
+    (variant,) = collected([folder])["attribution"]["variants"]
+    told = bundle.read_head(folder).summary["attribution"]["overall"]
+
+    assert variant["said"] == {"": {key: told[key]["p99"]["sentence"] for key in ("e2e", "ttft")}}
+    assert "of it hangs on" in variant["said"][""]["e2e"]
 
 
 # --- replications
