@@ -140,7 +140,7 @@ def test_preemptions_have_instants_of_their_own(tmp_path: Path) -> None:
     tight = {**SMALL, "events": [], "kv": {"num_blocks": 900}}
     (folder,) = run_of(tight, tmp_path)
     read = bundle.read(folder)
-    (told,) = collected([folder])["worst"]
+    (told,) = collected([folder])["views"][0]["worst"]
     met = 0
     for life in told["lives"].values():
         row = int(np.flatnonzero(read.requests["index"] == life["index"])[0])
