@@ -783,7 +783,7 @@ class Recording(Strict):
     for one), evenly over the arrivals; 0: none."""
     attribution: bool | Literal["always"] = True
     """Write to requests.parquet where the time of each request went, by phase; true: where a
-    variant has at most 200,000 requests, as it takes a quarter to three quarters longer."""
+    variant has at most 200,000 requests, as it takes a fifth longer to twice as long."""
 
 
 class Common(Strict):
