@@ -1,16 +1,19 @@
 """What each phase of a request's time is called, what limits it, and what usually helps.
 
-The resource of a phase follows from what the phase is, not from a measurement: prefills are bound
-by compute, decodes by reading weights and KV, waiting for blocks by the size of KV memory
-(`phasewise phases` works this out for a model on a device).
+Most resources follow from what the phase is: waiting for blocks hangs on the size of KV memory, a
+transfer on the network. Where a phase is spent in steps of the GPU, compute or memory bandwidth is
+what bound those steps in the run (`experiments.bounds`); where nobody knows that, prefills are
+taken as bound by compute, and decodes by reading weights and KV.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from experiments.bounds import BANDWIDTH, COMPUTE, STEPS, Bound, from_values, knows_flops
 
 
 class Advice(NamedTuple):
@@ -18,7 +21,7 @@ class Advice(NamedTuple):
 
     Attributes:
         words: What the request is doing, or what is done to it, behind "it spent that time".
-        resource: What it is short of.
+        resource: What it is short of, where steps do not say otherwise; see `resource_of`.
         help: What usually makes it shorter, where replicas do both prefills and decodes; see
             `help_for`.
     """
@@ -28,8 +31,8 @@ class Advice(NamedTuple):
     help: str
 
 
-COMPUTE, BANDWIDTH, MEMORY = "compute", "memory bandwidth", "KV capacity"
-NETWORK, HOST, LIMIT, REPLICAS = "network", "host", "a limit of the policy", "replicas"
+MEMORY, NETWORK, HOST = "KV capacity", "network", "host"
+LIMIT, REPLICAS = "a limit of the policy", "replicas"
 
 _SHORTER_STEPS = "chunked prefills or a smaller token budget make steps shorter"
 _LESS_PREFILL = "more replicas or GPUs, a prefix cache, or a pool of its own for prefills"
@@ -47,6 +50,8 @@ class Setting:
         mixed: Decodes go on in the steps of prefills.
         cached: There is a prefix cache.
         failed_ns: When the first replica failed; None if none did.
+        bounds: What bound the steps of the run, by kind; none where that is not known.
+        unknown: Why it is not.
     """
 
     pools: bool = False
@@ -54,14 +59,21 @@ class Setting:
     mixed: bool = False
     cached: bool = False
     failed_ns: int | None = None
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    unknown: str = ""
 
 
-def setting_of(config: Mapping[str, Any], failed_ns: int | None = None) -> Setting:
+def setting_of(
+    config: Mapping[str, Any],
+    failed_ns: int | None = None,
+    arithmetic: Mapping[str, Any] | None = None,
+) -> Setting:
     """The setting of one variant.
 
     Args:
         config: The resolved config, as `Experiment` is dumped.
         failed_ns: When the first replica failed; None if none did.
+        arithmetic: What bound its steps, as ``summary.json`` says it; None where it does not.
     """
     pools = config["pools"]
     entry = pools.get("colocated") or pools["prefill"]
@@ -75,7 +87,42 @@ def setting_of(config: Mapping[str, Any], failed_ns: int | None = None) -> Setti
         mixed=mixes or name == "orca" or (sliced and bool(policy.get("mixed_chunk"))),
         cached=bool(policy.get("prefix_cache", name == "sglang")),
         failed_ns=failed_ns,
+        bounds=from_values(arithmetic or {}),
+        unknown="" if arithmetic else _why_unknown(config),
     )
+
+
+def _why_unknown(config: Mapping[str, Any]) -> str:
+    pools = filter(None, map(config["pools"].get, ("colocated", "prefill", "decode")))
+    models = {str(pool.get("step_time", {}).get("model", "")) for pool in pools}
+    if knows_flops(config):
+        return "its steps were not recorded"
+    return f"{' and '.join(sorted(models))} step times know no FLOPs"
+
+
+def resource_of(phase: str, setting: Setting) -> str:
+    """What a phase is short of: by its steps in this run where they are known."""
+    bound = setting.bounds.get(_STEPS_OF.get(phase, ""))
+    return ADVICE[phase].resource if bound is None else bound.resource
+
+
+def why(phase: str, setting: Setting) -> str:
+    """How it is known that a phase hangs on compute or bandwidth, in brackets; else empty."""
+    kind = _STEPS_OF.get(phase)
+    if kind is None:
+        return ""
+    bound = setting.bounds.get(kind)
+    if bound is None:
+        return f" (by the phase: {setting.unknown})" if setting.unknown else ""
+    side = "below" if bound.resource == BANDWIDTH else "above"
+    return (
+        f" ({STEPS[kind]} did {_digits(bound.intensity)} FLOP per byte, {side} the ridge of "
+        f"{_digits(bound.ridge)})"
+    )
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def help_for(phase: str, setting: Setting, end_ns: int = 0) -> str:
@@ -87,6 +134,8 @@ def help_for(phase: str, setting: Setting, end_ns: int = 0) -> str:
         end_ns: End of the time that is told of: what failed later has no part in it.
     """
     of_pools = _IN_POOLS.get(phase) if setting.pools else None
+    if resource_of(phase, setting) != ADVICE[phase].resource:
+        of_pools = _OTHERWISE_BOUND.get(phase, of_pools)
     said = of_pools or _OF_SETTING.get(phase, lambda _: ADVICE[phase].help)(setting)
     after_failure = setting.failed_ns is not None and setting.failed_ns < end_ns
     if after_failure and phase in _LONGER_AFTER_FAILURES:
@@ -228,6 +277,35 @@ _IN_POOLS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What helps where prefills and decodes have pools of their own already."""
+_OTHERWISE_BOUND: Mapping[str, str] = MappingProxyType(
+    {
+        "prefill": "several prompts in a step, or weights of lower precision",
+        "prefill_others": "a larger token budget, or weights of lower precision",
+        "decode_gpu": "more GPUs per replica, or more replicas",
+        "decode_others": "smaller batches, or more replicas or GPUs",
+    }
+)
+"""What helps where prefills are bound by memory bandwidth, or decodes by compute."""
+_STEPS_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "queue_step": "any",
+        "queue_budget": "prefill",
+        "prefill": "prefill_alone",
+        "prefill_others": "prefill",
+        "prefill_decodes": "prefill",
+        "between": "prefill",
+        "decode_gpu": "decode_alone",
+        "decode_others": "decode",
+        "decode_prefills": "prefill",
+        "stall": "prefill",
+        "bubble": "any",
+        "padding": "any",
+        "noise": "any",
+        "slow": "any",
+        "loaded": "decode",
+    }
+)
+"""Of phases that are spent in steps of the GPU, or waiting for some, which kind they are."""
 _LONGER_AFTER_FAILURES = frozenset(
     {
         *("queue_step", "queue_seat", "queue_budget", "queue_memory", "queue_held"),

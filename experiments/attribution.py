@@ -1,24 +1,30 @@
 """Where the time of a run's requests went: that of the median and of the P99 request, and a word.
 
 The median and the P99 request are the finished requests of those nearest ranks by E2E or TTFT (of
-equal ones, the earliest in the trace): one request each, so that their phases add up.
+equal ones, the earliest in the trace): one request each, so that their phases add up. The median
+and the P99 gap are the gaps between tokens of those nearest ranks of all gaps of the measured
+requests (of equal ones, the first of the request that is the earliest in the trace).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.advice import ADVICE, Setting, help_for
-from sim.attribution import E2E_COLUMNS, PHASES, TTFT_COLUMNS
+from experiments.advice import ADVICE, Setting, help_for, resource_of, why
+from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, PHASES, TTFT_COLUMNS
 from sim.errors import ConfigError, nearest
-from sim.metrics import NS_PER_S, Ints, Requests
+from sim.metrics import NS_PER_S, Gaps, Ints, Requests, merge_gaps
 from sim.records import CHANGES, FINISHED
 from sim.slo import NO_CLASS, request_classes, select
+
+if TYPE_CHECKING:
+    from sim.gap_splits import Gaps as SomeGaps
+    from sim.gap_splits import GapSplits
 
 MOST_REQUESTS = 200_000
 """Requests of a variant above which time is attributed only where a config asks for it."""
@@ -28,8 +34,9 @@ NOT_ATTRIBUTED = (
     "it all the same."
 )
 WHOLES = ("e2e", "ttft")
-"""What is taken apart: prefixes of the columns."""
-_COLUMNS = frozenset((*E2E_COLUMNS, *TTFT_COLUMNS))
+"""What is taken apart of each request, beside the gaps between its tokens (``itl``)."""
+_PREFIXES = {"e2e": "e2e", "ttft": "ttft", "itl": "itl_max"}
+_COLUMNS = frozenset((*E2E_COLUMNS, *TTFT_COLUMNS, *ITL_COLUMNS))
 RANKS = {"median": 0.5, "p99": 0.99}
 
 
@@ -39,20 +46,23 @@ class Split:
 
     Attributes:
         index: Of the request, in the trace.
-        whole: ``e2e`` or ``ttft``, or ``decode``: what the first has beyond the second.
+        whole: ``e2e`` or ``ttft``; ``decode``: what the first has beyond the second; or ``itl``: a
+            gap between two tokens.
         ns: Of each phase that has any, in the order of `PHASES`; below 0 where other decodes or
             prefills in a step made it shorter.
         end_ns: The instant at which it was over.
+        token: That ends it, counted from 1, if it is a gap.
     """
 
     index: int
     whole: str
     ns: Mapping[str, int]
     end_ns: int = 0
+    token: int | None = None
 
     @property
     def total_ns(self) -> int:
-        """Its E2E or TTFT."""
+        """Its E2E or TTFT, or the gap."""
         return sum(self.ns.values())
 
     @property
@@ -60,23 +70,26 @@ class Split:
         """The phase that took longest."""
         return max(self.ns, key=lambda name: self.ns[name], default="other")
 
-    def resources(self) -> dict[str, int]:
-        """Time by what it hung on, most first, ns."""
+    def resources(self, setting: Setting) -> dict[str, int]:
+        """Time by what it hung on in this setting, most first, ns."""
         sums: dict[str, int] = {}
         for name, ns in self.ns.items():
-            resource = ADVICE[name].resource
+            resource = resource_of(name, setting)
             sums[resource] = sums.get(resource, 0) + ns
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def values(self) -> dict[str, Any]:
+    def values(self, setting: Setting) -> dict[str, Any]:
         """As plain values, for JSON."""
+        which = {} if self.token is None else {"token": self.token}
+        resources = self.resources(setting)
         return {
             "request": self.index,
+            **which,
             "total_ns": self.total_ns,
             "phases_ns": dict(self.ns),
             "dominant": self.dominant,
-            "resource": next(iter(self.resources()), None),
-            "resources_ns": self.resources(),
+            "resource": next(iter(resources), None),
+            "resources_ns": resources,
         }
 
 
@@ -101,9 +114,22 @@ def without_phases(requests: Requests) -> dict[str, Any]:
     return {name: column for name, column in requests.items() if name not in _COLUMNS}
 
 
+def largest_gap(requests: Requests, row: int) -> Split | None:
+    """The largest gap between tokens of a request; None if it has none, or the table says nothing.
+
+    (That of an older bundle does not.)
+    """
+    if "itl_max_token" not in requests or int(requests["itl_max_token"][row]) < 0:
+        return None
+    split = split_of(requests, row, "itl")
+    token, end_ns = (int(requests[f"itl_max_{name}"][row]) for name in ("token", "end_ns"))
+    return replace(split, token=token, end_ns=end_ns)
+
+
 def split_of(requests: Requests, row: int, whole: str = "e2e") -> Split:
     """The time of the request in one row of a table."""
-    columns = {name: f"{whole}_{name}_ns" for name in PHASES}  # an older bundle may lack some
+    prefix = _PREFIXES[whole]
+    columns = {name: f"{prefix}_{name}_ns" for name in PHASES}  # an older bundle may lack some
     ns = {name: int(requests[key][row]) for name, key in columns.items() if key in requests}
     spent = {name: t for name, t in ns.items() if t}
     end_ns = int(requests["arrival_ns"][row]) + sum(ns.values())
@@ -133,33 +159,95 @@ def _length_ns(requests: Requests, whole: str) -> Ints:
     return length
 
 
-def summarize(measured: Requests, setting: Setting) -> dict[str, Any]:
+def gaps_at_ranks(
+    splits: GapSplits | None, measured: Requests, counted: Mapping[str, Gaps]
+) -> dict[str, dict[str, Split]]:
+    """The median and the P99 gap between tokens, of all requests (``overall``) and of each class.
+
+    Args:
+        splits: Of the run.
+        measured: The requests of the measurement window.
+        counted: Gaps of each class, as `sim.slo.class_groups` names them.
+    """
+    if splits is None:
+        return {}
+    names, found = request_classes(measured), {}
+    for name, gaps in {"overall": merge_gaps(counted.values()), **counted}.items():
+        index = measured["index"]
+        wanted = index if name == "overall" else index[names == name]
+        if len(gaps[0]):
+            found[name] = {
+                rank: _gap_of(splits, round(ns), wanted)
+                for rank, ns in zip(RANKS, _gap_quantiles(gaps), strict=True)
+            }
+    return found
+
+
+def _gap_quantiles(gaps: Gaps) -> list[float]:
+    length_ns, count = gaps
+    ranks = list(RANKS.values())
+    values: list[float] = np.quantile(
+        length_ns, ranks, weights=count, method="inverted_cdf"
+    ).tolist()
+    return values
+
+
+def _gap_of(splits: GapSplits, length_ns: int, wanted: Ints) -> Split:
+    gaps = splits.first_of(length_ns, wanted)
+    assert gaps is not None, f"no gap of {length_ns} ns, which was counted"
+    return as_splits(splits, gaps)[0]
+
+
+def as_splits(splits: GapSplits, gaps: SomeGaps) -> list[Split]:
+    """Each of some gaps by itself."""
+    rows = zip(*(x.tolist() for x in (gaps.request, gaps.until_ns, gaps.token)), strict=True)
+    return [
+        Split(request, "itl", {p: t for p, t in zip(PHASES, ns, strict=True) if t}, end_ns, token)
+        for (request, end_ns, token), ns in zip(rows, splits.split(gaps).tolist(), strict=True)
+    ]
+
+
+def summarize(
+    measured: Requests, setting: Setting, gaps: Mapping[str, Mapping[str, Split]] | None = None
+) -> dict[str, Any]:
     """What ``summary.json`` says: by class (all requests: ``overall``), what, and rank.
 
     Args:
         measured: The requests of the measurement window.
         setting: Of the variant: what helps depends on it.
+        gaps: What `gaps_at_ranks` found.
 
     Returns:
         Empty where time is not attributed.
     """
     if not is_attributed(measured):
         return {}
-    blocks = {"overall": _block(measured, "", setting)}
+    gaps = gaps or {}
+    blocks = {"overall": _block(measured, "", setting, gaps.get("overall", {}))}
     names = request_classes(measured)
     present = [name for name in np.unique(names).tolist() if name != NO_CLASS]
     if len(present) > 1:
-        blocks |= {name: _block(select(measured, names == name), name, setting) for name in present}
+        blocks |= {
+            name: _block(select(measured, names == name), name, setting, gaps.get(name, {}))
+            for name in present
+        }
     return {name: block for name, block in blocks.items() if block}
 
 
-def _block(requests: Requests, name: str, setting: Setting) -> dict[str, Any]:
+def _block(
+    requests: Requests, name: str, setting: Setting, gaps: Mapping[str, Split]
+) -> dict[str, Any]:
+    splits_of: dict[str, Mapping[str, Split | None]] = {
+        whole: {rank: at_rank(requests, share, whole) for rank, share in RANKS.items()}
+        for whole in WHOLES
+    }
+    if gaps:
+        splits_of["itl"] = gaps
     found: dict[str, Any] = {}
-    for whole in WHOLES:
-        splits = {rank: at_rank(requests, share, whole) for rank, share in RANKS.items()}
+    for whole, splits in splits_of.items():
         found |= {
             whole: {
-                rank: split.values() | {"sentence": sentence(split, setting, rank, name)}
+                rank: split.values(setting) | {"sentence": sentence(split, setting, rank, name)}
                 for rank, split in splits.items()
                 if split is not None
             }
@@ -167,25 +255,37 @@ def _block(requests: Requests, name: str, setting: Setting) -> dict[str, Any]:
     return found if found["e2e"] else {}
 
 
-_RANK_WORDS = {"median": "The median request", "p99": "The P99 request"}
+_RANK_WORDS = {"median": "The median", "p99": "The P99"}
 _WHOLE_WORDS = {"e2e": "E2E", "ttft": "TTFT", "decode": "after its first token:"}
+
+
+def _subject(split: Split, rank: str, request_class: str) -> str:
+    """Who or what the sentence is about, and how long it took."""
+    total = seconds(split.total_ns)
+    of_class = f" of class {request_class}" if request_class else ""
+    if split.whole == "itl":
+        who = f"{_RANK_WORDS[rank]} gap between tokens" if rank else "The gap between tokens"
+        return f"{who}{of_class} ({total}, before token {split.token} of request {split.index})"
+    who = f"{_RANK_WORDS[rank]} request" if rank else f"Request {split.index}"
+    return f"{who}{of_class} ({_WHOLE_WORDS[split.whole]} {total})"
 
 
 def sentence(split: Split, setting: Setting, rank: str = "", request_class: str = "") -> str:
     """One sentence: the dominant phase, the bottleneck resource, and what usually helps."""
-    who = _RANK_WORDS.get(rank, f"Request {split.index}")
-    if request_class:
-        who += f" of class {request_class}"
-    total = split.total_ns
-    whole = f"{who} ({_WHOLE_WORDS[split.whole]} {seconds(total)})"
+    total, whole = split.total_ns, _subject(split, rank, request_class)
     if not total:
         return f"{whole} took no time."
     phase, advice = split.dominant, ADVICE[split.dominant]
-    resource, ns = next(iter(split.resources().items()))
+    resource, ns = next(iter(split.resources(setting).items()))
+    most = max(
+        (name for name in split.ns if resource_of(name, setting) == resource),
+        key=lambda name: split.ns[name],
+    )
     helps = help_for(phase, setting, split.end_ns)
     return (
         f"{whole} spent {split.ns[phase] / total:.0%} of that {advice.words}; {ns / total:.0%} of "
-        f"it hangs on {resource}.{_failures(split, setting)} What usually helps: {helps}."
+        f"it hangs on {resource}{why(most, setting)}.{_failures(split, setting)} "
+        f"What usually helps: {helps}."
     )
 
 

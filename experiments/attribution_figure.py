@@ -1,4 +1,4 @@
-"""The figure of where the time of the median and of the P99 request went, by variant and class."""
+"""The figures of where the time of the median and P99 request or gap went, by variant and class."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ SHADES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Colours of phases, by group: the hues of Okabe and Ito, told apart in their lightness too."""
 _TICKS = MappingProxyType({"median": "P50", "p99": "P99"})
+_WHOLES = MappingProxyType(
+    {
+        "e2e": "request went: that of the median and that of the P99 by E2E",
+        "ttft": "request went: that of the median and that of the P99 by TTFT",
+        "itl": "gap between tokens went: that of the median and that of the P99 of all gaps",
+    }
+)
+"""What is shown, and how that is said."""
 _MOST_VARIANTS = 12
 _LEAST, _REST = 0.02, "under 2 % everywhere"
 """Share of some bar that a phase must have to stand by itself, and the name of the others."""
@@ -52,7 +60,7 @@ def color_of(phase: str) -> str:
 def attribution_drawings(
     bundles: Sequence[RunBundle], request_class: str | None = None
 ) -> list[Drawing]:
-    """Stacked bars of E2E and of TTFT; none where no variant says where time went.
+    """Stacked bars of E2E, TTFT and gaps between tokens; none where no variant tells them.
 
     Args:
         bundles: All variants.
@@ -61,7 +69,8 @@ def attribution_drawings(
     told = [bundle for bundle in bundles if bundle.summary.get("attribution")]
     if not told:
         return []
-    return [_drawing(told, whole, request_class) for whole in ("e2e", "ttft")]
+    there = {whole for each in told for whole in each.summary["attribution"].get("overall", {})}
+    return [_drawing(told, whole, request_class) for whole in _WHOLES if whole in there]
 
 
 def _drawing(bundles: Sequence[RunBundle], whole: str, request_class: str | None) -> Drawing:
@@ -84,9 +93,8 @@ def _drawing(bundles: Sequence[RunBundle], whole: str, request_class: str | None
         if rank == "p99" and len(labels) <= panels.MOST
     ]
     about = (
-        "Where the time of one request went: that of the median and that of the P99 by "
-        f"{whole.upper()}, of each variant. Below each bar stands its length. Parts below 0 were "
-        "made shorter by what ran beside."
+        f"Where the time of one {_WHOLES[whole]}, of each variant. Below each bar stands its "
+        "length. Parts below 0 were made shorter by what ran beside."
     )
     if len(bundles) > len(shown):
         about += f" The first {len(shown)} of {len(bundles)} variants."

@@ -38,7 +38,7 @@ import numpy.typing as npt
 import yaml
 
 from experiments import hashes, strict_yaml
-from sim.attribution import E2E_COLUMNS, TTFT_COLUMNS
+from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, TTFT_COLUMNS
 from sim.errors import ConfigError, PhasewiseError
 from sim.metrics import ReplicaFacts
 from sim.records import (
@@ -84,11 +84,12 @@ Gaps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 _VERSION_KEY = b"phasewise.bundle_version"
 _GROUP_ROWS = STEP_CHUNK
 """Rows of a row group: what a run hands over at a time, so that when it is written is the same."""
-_ATTRIBUTED = frozenset((*E2E_COLUMNS, *TTFT_COLUMNS))
+_ATTRIBUTED = frozenset((*E2E_COLUMNS, *TTFT_COLUMNS, *ITL_COLUMNS))
 _TEXT = ("session", "request_class", "tenant")
 """Columns of the trace that hold text."""
 _MAYBE = ("turn", "deadline_ns", "first_scheduled_ns", "prefill_end_ns", "first_token_ns")
-NULLABLE = (*_MAYBE, "last_token_ns", "end_ns", "largest_itl_ns", "factor_millionths")
+_NEVER = ("last_token_ns", "end_ns", "largest_itl_ns", "itl_max_token", "itl_max_end_ns")
+NULLABLE = (*_MAYBE, *_NEVER, "factor_millionths")
 """Columns in which -1 says that it never came or was not given; null in files."""
 
 
@@ -269,12 +270,9 @@ def write_page(path: Path, text: str) -> None:
     Raises:
         BundleError: The disk is full, or the folder cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
     with _telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    _write_text(partial, text)
-    with _telling(path):
-        partial.replace(path)
+    _write_text(path, text)
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -444,8 +442,11 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
+    """Write a file, which appears complete or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
     with _telling(path):
-        path.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
 
 
 def _defined(value: Any) -> Any:

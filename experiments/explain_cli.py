@@ -65,7 +65,9 @@ def explain(
         if 0 < len(rows) < worst[1]:
             requests = "request has" if len(rows) == 1 else "requests have"
             typer.echo(f"--worst {what} {worst[1]}: {len(rows)} {requests} {what}", err=True)
-    setting = advice.setting_of(found.config, attribution.first_failure_ns(found.changes))
+    setting = advice.setting_of(
+        found.config, attribution.first_failure_ns(found.changes), found.summary.get("arithmetic")
+    )
     if json:
         typer.echo(dumps([story.values_of(found.requests, row, setting) for row in rows], indent=1))
     else:

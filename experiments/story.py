@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.advice import ADVICE, Setting
-from experiments.attribution import decode_of, seconds, sentence, split_of
+from experiments.attribution import decode_of, largest_gap, seconds, sentence, split_of
 from sim.attribution import GROUPS
 from sim.metrics import Requests
 from sim.records import STATES
@@ -50,7 +50,7 @@ def values_of(requests: Requests, row: int, setting: Setting) -> dict[str, Any]:
         name: int(requests[name][row])
         for name in ("preemptions", "cached_tokens", "rerouted", "migrations")
     }
-    after = decode_of(requests, row)
+    after, gap = decode_of(requests, row), largest_gap(requests, row)
     given = requests.get("request_class")
     said = {} if given is None or given[row] is None else {"request_class": str(given[row])}
     return {
@@ -59,10 +59,13 @@ def values_of(requests: Requests, row: int, setting: Setting) -> dict[str, Any]:
         "state": STATES[int(requests["state"][row])],
         **instants,
         **counts,
-        "e2e": e2e.values() | {"sentence": sentence(e2e, setting)},
-        "ttft": ttft.values() | {"sentence": sentence(ttft, setting)} if came else None,
-        "decode": after.values() | {"sentence": sentence(after, setting)} if came else None,
+        "e2e": e2e.values(setting) | {"sentence": sentence(e2e, setting)},
+        "ttft": ttft.values(setting) | {"sentence": sentence(ttft, setting)} if came else None,
+        "decode": after.values(setting) | {"sentence": sentence(after, setting)} if came else None,
         "decode_ns": dict(after.ns) if came else None,
+        "largest_gap": None
+        if gap is None
+        else gap.values(setting) | {"end_ns": gap.end_ns, "sentence": sentence(gap, setting)},
     }
 
 
@@ -91,7 +94,8 @@ def render(requests: Requests, row: int, label: str, setting: Setting, what: str
     after = told["decode_ns"] or {}
     lines += _timeline("to the first token" if told["ttft"] else "to its end", first)
     lines += _timeline("after it", after) if after else []
-    lines += ["", *_table(whole, first if told["ttft"] else {}, after), ""]
+    gap = told["largest_gap"]["phases_ns"] if told["largest_gap"] else {}
+    lines += ["", *_table(whole, first if told["ttft"] else {}, after, gap), ""]
     return "\n".join([*lines, _said(told, what)])
 
 
@@ -99,10 +103,12 @@ def _said(told: Mapping[str, Any], what: str) -> str:
     """The sentence on what is asked for."""
     if what != "itl" or told["decode"] is None or told["largest_itl_ns"] is None:
         return str((told["ttft"] if what == "ttft" and told["ttft"] else told["e2e"])["sentence"])
-    gap = seconds(told["largest_itl_ns"])
+    if told["largest_gap"] is not None:
+        return str(told["largest_gap"]["sentence"])
     return (
-        f"{told['decode']['sentence']} (Its largest gap between tokens was {gap}. Phases are kept "
-        "of all its gaps together, not of single ones: the split is of all of them.)"
+        f"{told['decode']['sentence']} (Its largest gap between tokens was "
+        f"{seconds(told['largest_itl_ns'])}; these results are of an older version, which does not "
+        "split single gaps: the split is of all of them.)"
     )
 
 
@@ -113,7 +119,8 @@ def _instants(told: Mapping[str, Any]) -> str:
         if told[name] is not None:
             parts.append(f"{word} after {seconds(told[name] - arrival)}")
     if told["largest_itl_ns"] is not None:
-        parts.append(f"largest gap between tokens {seconds(told['largest_itl_ns'])}")
+        before = f" before token {gap['token']:,}" if (gap := told["largest_gap"]) else ""
+        parts.append(f"largest gap between tokens {seconds(told['largest_itl_ns'])}{before}")
     counts = ("preemptions", "rerouted", "migrations", "cached_tokens")
     parts += [f"{name.replace('_', ' ')} {told[name]:,}" for name in counts if told[name]]
     return "; ".join(parts)
@@ -135,21 +142,27 @@ def _timeline(name: str, ns: Mapping[str, int]) -> list[str]:
 
 
 def _table(
-    whole: Mapping[str, int], first: Mapping[str, int], after: Mapping[str, int]
+    whole: Mapping[str, int],
+    first: Mapping[str, int],
+    after: Mapping[str, int],
+    gap: Mapping[str, int],
 ) -> list[str]:
     total = sum(whole.values())
+    parts = (first, after, gap) if gap else (first, after)
     rows = []
     for group, names in GROUPS.items():
-        for phase in (name for name in names if name in whole or name in first):
+        for phase in (name for name in names if any(name in part for part in (whole, *parts))):
             both = whole.get(phase, 0)
-            times = [seconds(of[phase]) if phase in of else "" for of in (first, after)]
+            times = [seconds(of[phase]) if phase in of else "" for of in parts]
             share = f"{both / total:.1%}" if total else ""
-            rows.append((f"{LETTERS[group]} {phase}: {ADVICE[phase].words}", *times, share))
-    sums = [seconds(sum(of.values())) for of in (first, after)]
-    rows.append(("together", *sums, seconds(total)))
+            rows.append((f"{LETTERS[group]} {phase}: {ADVICE[phase].words}", share, *times))
+    rows.append(("together", seconds(total), *(seconds(sum(of.values())) for of in parts)))
     width = max(len(row[0]) for row in rows)
-    rows.insert(0, ("phase", "to 1st token", "after it", "share"))
-    return [f"  {name:{width}} {a:>12} {b:>10} {c:>8}" for name, a, b, c in rows]
+    rows.insert(0, ("phase", "share", *("to 1st token", "after it", "largest gap")[: len(parts)]))
+    return [
+        f"  {name:{width}} {share:>7} {''.join(f'{time:>13}' for time in times)}".rstrip()
+        for name, share, *times in rows
+    ]
 
 
 def render_summary(blocks: Mapping[str, Any], label: str) -> str:

@@ -44,6 +44,12 @@ def sweep(
     retry: Annotated[
         bool, typer.Option("--retry", help="Run again what failed; else its error is kept.")
     ] = False,
+    extend: Annotated[
+        bool,
+        typer.Option(
+            "--extend", help="Add points to the sweep in the folder, which keeps its rows."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run, and run nothing.")
     ] = False,
@@ -61,6 +67,7 @@ def sweep(
     Examples:
       phasewise sweep sweep_token_budget
       phasewise sweep mine.yaml --set policy.budget_tokens=128,256,512 --jobs 8
+      phasewise sweep mine.yaml --set policy.budget_tokens=128,256,512,1024 --extend
       phasewise sweep mine.yaml --executor ray --address auto
     """
     from experiments.outcome import formats_of
@@ -77,7 +84,7 @@ def sweep(
     if dry_run:
         report.print_asked(asked, standing(asked, out), as_json=json)
         return
-    swept = run(asked, out, runner, fresh=fresh, retry=retry, tell=report.Teller())
+    swept = run(asked, out, runner, fresh=fresh, retry=retry, extend=extend, tell=report.Teller())
     report.print_swept(swept, formats, as_json=json)
     if swept.finished < swept.runs:
         raise typer.Exit(FAILED)

@@ -28,6 +28,7 @@ from experiments import (
     transfers,
 )
 from experiments.advice import setting_of
+from experiments.bounds import Tally, as_values, bounds_of
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.notes import done_again, thrashing
@@ -42,10 +43,11 @@ from experiments.worst import token_times
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.cluster import Cluster
 from sim.event_loop import simulate
-from sim.metrics import Gaps, Ints, run_span_ns, transfer_times_s
+from sim.metrics import Gaps, Ints, Requests, run_span_ns, transfer_times_s
 from sim.records import FAILED, FINISHED, Record, ReplicaInfo, SimulationResult
 from sim.request import Trace
 from sim.slo import SLO, Windows, class_groups, select, tenant_groups
+from sim.specs import ModelSpec
 from sim.step_time import StepTimeModel
 
 Progress = Callable[[int, int, int], None]
@@ -155,14 +157,15 @@ def run_variant(
     workload = build_workload(experiment, folder, built.max_model_len)
     windows = window_of(experiment, workload)
     prepared = time.perf_counter()
-    result = _simulated(experiment, built, workload, progress, steps_folder, shards)
+    tally = Tally()
+    result = _simulated(experiment, built, workload, progress, steps_folder, shards, tally)
     if progress is not None:
         progress(result.end_ns, len(result.requests["index"]), len(workload.trace))
     simulated = time.perf_counter()
     notes = [*experiment.notes, *workload.notes, *built.notes, *beyond_tables(result.replicas)]
     notes += pipeline.bubbles(result)
     notes += sources_of(experiment)
-    bundle = _bundle(experiment, folder, workload, built, result, windows)
+    bundle = _bundle(experiment, folder, workload, built, result, windows, tally)
     notes += _of_sessions(workload, bundle.summary)
     notes += _of_preemptions(result)
     if experiment.record.attribution is True and not _attributes(experiment, workload.trace):
@@ -194,6 +197,7 @@ def _simulated(
     progress: Progress | None,
     steps_folder: Path | None,
     shards: int,
+    tally: Tally,
 ) -> SimulationResult:
     events, told = changes.events_of(experiment), _with_total(progress, len(workload.trace))
     if shards > 1:
@@ -204,7 +208,7 @@ def _simulated(
             workload,
             built.cluster,
             shards,
-            record=_record(experiment, workload.trace, None),
+            record=_record(experiment, workload.trace, None, tally),
             cluster_events=events,
             progress=told,
         )
@@ -215,7 +219,7 @@ def _simulated(
             seed=experiment.seed,
             fast_forward=experiment.fast_forward,
             check=experiment.check,
-            record=_record(experiment, workload.trace, file),
+            record=_record(experiment, workload.trace, file, tally),
             cluster_events=events,
             progress=told,
         )
@@ -323,7 +327,8 @@ def _steps_file(experiment: Experiment, folder: Path | None) -> Iterator[StepsFi
         yield file
 
 
-def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Record:
+def _record(experiment: Experiment, trace: Trace, file: StepsFile | None, tally: Tally) -> Record:
+    attributed = _attributes(experiment, trace)
     points = experiment.record.series_points
     span_ns = int(trace.arrival_ns.max()) if len(trace) else 0  # parts of a mix overlap
     if span_ns <= 0 or depends_on_ends(experiment.workload):
@@ -333,10 +338,22 @@ def _record(experiment: Experiment, trace: Trace, file: StepsFile | None) -> Rec
         steps=experiment.record.steps,
         series_points=points,
         series_span_ns=span_ns,
-        attribution=_attributes(experiment, trace),
+        attribution=attributed,
         decisions=experiment.record.decisions,
-        on_steps=None if file is None else file.write,
+        on_steps=None if file is None else _writes(file, tally if attributed else None),
     )
+
+
+def _writes(file: StepsFile, tally: Tally | None) -> Callable[[Columns, Sequence[str]], None]:
+    """Takes rows of the step log to the file, and into account."""
+    if tally is None:
+        return file.write
+
+    def write(columns: Columns, names: Sequence[str]) -> None:
+        tally.add(columns)
+        file.write(columns, names)
+
+    return write
 
 
 def _attributes(experiment: Experiment, trace: Trace) -> bool:
@@ -352,6 +369,7 @@ def _bundle(
     built: cluster.Built,
     result: SimulationResult,
     windows: Windows,
+    tally: Tally,
 ) -> Bundle:
     requests = _with_trace(result.requests, workload.trace)
     requests |= prefix_fetch.of_requests(experiment, result)
@@ -388,9 +406,9 @@ def _bundle(
         },
     )
     config = experiment.model_dump(mode="json", exclude_none=True)
-    setting = setting_of(config, attribution.first_failure_ns(result.changes))
-    if split := attribution.summarize(select(requests, mask), setting):
-        summary["attribution"] = split
+    if attribution.is_attributed(requests):
+        model = cluster.load_model(experiment.model, folder, "model")
+        _attribute(summary, config, model, tally, result, select(requests, mask), gaps)
     return Bundle(
         config=config,
         environment={},
@@ -409,6 +427,29 @@ def _bundle(
         end_ns=result.end_ns,
         summary=summary,
     )
+
+
+def _attribute(
+    summary: dict[str, Any],
+    config: Mapping[str, Any],
+    model: ModelSpec,
+    tally: Tally,
+    result: SimulationResult,
+    measured: Requests,
+    gaps: Mapping[str, Gaps],
+) -> None:
+    """Add to a summary where time went, and what bound the steps in which it did."""
+    if result.steps is not None:
+        tally.add(result.steps)
+    arithmetic = {}
+    if config["record"]["steps"]:
+        bounds = bounds_of(config, model, tally, result.requests, result.replicas)
+        arithmetic = as_values(bounds)
+    setting = setting_of(config, attribution.first_failure_ns(result.changes), arithmetic)
+    ranked = attribution.gaps_at_ranks(result.gap_splits(), measured, gaps)
+    if split := attribution.summarize(measured, setting, ranked):
+        summary |= {"arithmetic": arithmetic} if arithmetic else {}
+        summary["attribution"] = split
 
 
 def _step_times(cluster: Cluster, result: SimulationResult) -> list[StepTimeModel]:

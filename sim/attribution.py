@@ -55,21 +55,26 @@ of prefix sums over the context, for each kind of replica, so that what a reques
 depend on its tokens; a run of iterations costs as much as one.
 
 *TTFT* is split in the same way, at the instant of the first token as the client sees it. What the
-whole has beyond that is the split of all gaps between tokens of the request together; single gaps
-are not kept.
+whole has beyond that is the split of all gaps between tokens of the request together. Single gaps,
+of which the largest of each request is among the results, are split by `sim.gap_splits`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from sim.batch import Cause
 from sim.step_time import Ints, StepTimeModel, StepWork, quiet, without_host
+
+if TYPE_CHECKING:
+    from sim.decode_group import DecodeGroup
 
 GROUPS = MappingProxyType(
     {
@@ -99,6 +104,11 @@ REPREFILL_FAILURE, OTHER = range(33, 35)
 
 E2E_COLUMNS = tuple(f"e2e_{name}_ns" for name in PHASES)
 TTFT_COLUMNS = tuple(f"ttft_{name}_ns" for name in PHASES)
+ITL_COLUMNS = (  # of its largest gap: the token that ended it, counted from 1, when, and phases
+    "itl_max_token",
+    "itl_max_end_ns",
+    *(f"itl_max_{name}_ns" for name in PHASES),
+)
 
 _IN_LINE, _IN_GROUP, _CLOSED = -1, -2, -3
 _CAUSES = len(GROUPS["queued"])
@@ -187,6 +197,13 @@ class Account:
             the first of them that it begins below.
         context: Tokens stored when it joined its decode group.
         ticked_ns: What `DecodeGroup.ticked_ns` was then, as are the others of that name.
+        first: What `ns` was when its first token came.
+        last: What it was at its last token, of those before it was in its present decode group.
+        last_ns: When that was.
+        lost_ns: Of steps that were lost since the last tick of the decode group that it left last.
+        joints: Of gaps between tokens that are not just time in one decode group: the number of the
+            token that ends one, and the time by phase up to it, or to joining the group in which it
+            came. Of several for one token the last counts.
     """
 
     __slots__ = (
@@ -195,6 +212,10 @@ class Account:
         "context",
         "extras",
         "first",
+        "joints",
+        "last",
+        "last_ns",
+        "lost_ns",
         "ns",
         "prefills_ns",
         "redo",
@@ -206,6 +227,9 @@ class Account:
     def __init__(self, now_ns: int) -> None:
         self.ns = _NOTHING.copy()
         self.first: list[int] | None = None
+        self.last: list[int] | None = None
+        self.last_ns, self.lost_ns = -1, 0
+        self.joints: list[tuple[int, list[int]]] = []
         self.state = OTHER
         self.since_ns = now_ns
         self.context = self.ticked_ns = self.prefills_ns = 0
@@ -253,10 +277,31 @@ class Account:
             self.redo = ((tokens, again), *(each for each in self.redo if each[0] > tokens))
         self.to(state, now_ns)
 
-    def first_token(self, now_ns: int) -> None:
-        """Its client has the first token now."""
+    def token(self, number: int, now_ns: int) -> None:
+        """Its client has a token now that came with no tick of a decode group.
+
+        Args:
+            number: Of the token, from 0.
+            now_ns: The present.
+        """
         self.to(self.state, now_ns)
-        self.first = self.ns.copy()
+        self.wait_until(number, now_ns)
+        self.last, self.last_ns = self.ns.copy(), now_ns
+        if self.first is None:
+            self.first = self.last
+
+    def decoded(self, last_ns: int) -> None:
+        """Its client had a token with each tick of a group that it has left; the last was then."""
+        self.last, self.last_ns = self.ns.copy(), last_ns
+        if self.since_ns != last_ns:
+            self.last[LOST] -= self.lost_ns
+            self.last[STALL] -= self.since_ns - last_ns - self.lost_ns
+
+    def wait_until(self, number: int, now_ns: int) -> None:
+        """Keep what has passed since its last token, if time has, of the gap before the next."""
+        if now_ns != self.last_ns and self.last is not None:
+            since = [after - before for before, after in zip(self.last, self.ns, strict=True)]
+            self.joints.append((number, since))
 
     def close(self, now_ns: int) -> None:
         """The request has ended, or the run has."""
@@ -276,6 +321,19 @@ class Alone:
         self._models = [self.quiet] if gpu is None else [self.quiet, gpu]
         # Of each model, at c: the sum over contexts 1 to c, ns.
         self._sums = [array("q", [0]) for _ in self._models]
+
+    def steps(self, stored_tokens: Ints) -> tuple[Ints, Ints]:
+        """GPU's and host's part of one decode step after so many tokens are stored, (n,) each."""
+        last = int(stored_tokens.max(initial=0)) + 1
+        if last >= len(self._sums[0]):
+            self._extend(last)
+        steps = []
+        for sums in self._sums:
+            table = np.frombuffer(sums, np.int64)  # not for long: while it is there, none grows
+            steps.append(table[stored_tokens + 1] - table[stored_tokens])
+            del table
+        whole, gpu = steps[0], steps[-1]
+        return gpu, whole - gpu
 
     def sums(self, stored_tokens: int, ticks: int) -> tuple[int, int]:
         """GPU's and host's part of so many decode steps after so many tokens are stored, ns."""
@@ -297,18 +355,118 @@ class Alone:
             sums.extend(list(accumulate(lengths, initial=sums[-1]))[1:])
 
 
+class Sparse:
+    """Rows of numbers, most of which are 0, kept compactly.
+
+    Args:
+        width: Numbers in a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._rows = array("q")  # not compressed yet
+        self._kept = 0
+        self._places: list[Ints] = []  # of what is not 0: row * width + column, and its value
+        self._values: list[Ints] = []
+
+    def add(self, *parts: list[int]) -> None:
+        """One more row, of parts."""
+        for part in parts:
+            self._rows.extend(part)
+        if len(self._rows) == _ROWS * self._width:
+            self._compress()
+
+    def _compress(self) -> None:
+        flat = np.frombuffer(self._rows, np.int64)
+        places = np.flatnonzero(flat)
+        self._places.append(places + self._kept * self._width)
+        self._values.append(flat[places])
+        self._kept += len(flat) // self._width
+        self._rows = array("q")
+
+    def entries(self) -> tuple[Ints, Ints]:
+        """What is not 0: row * width + column, ascending, and the values."""
+        if self._rows:
+            self._compress()
+        empty = np.zeros(0, np.int64)
+        return np.concatenate([empty, *self._places]), np.concatenate([empty, *self._values])
+
+    def columns(self, row_of: Ints) -> list[Ints]:
+        """One array for each column.
+
+        Args:
+            row_of: Where each row goes, in the order in which they were added, (n,).
+        """
+        places, values = self.entries()
+        rows, codes = np.divmod(places, self._width)
+        order = np.argsort(codes.astype(np.uint8), kind="stable")
+        ends = np.searchsorted(codes[order], np.arange(self._width + 1))
+        found = []
+        for code in range(self._width):
+            these = order[ends[code] : ends[code + 1]]
+            column = np.zeros(len(row_of), np.int64)
+            column[row_of[rows[these]]] = values[these]
+            found.append(column)
+        return found
+
+
 _ROWS = 1024
-"""Accounts that are kept as they are before they are compressed together."""
+"""Rows that are kept as they are before they are compressed together."""
+
+
+class Bills(NamedTuple):
+    """What is kept of the ticks of one decode group: see `sim.decode_group`.
+
+    Attributes:
+        alone: Step times of its kind of replica.
+        begins: (tick, ns), one after the other.
+        parts: (tick, phase, ns).
+        lost: (tick, begin, ns).
+    """
+
+    alone: Alone
+    begins: array[int]
+    parts: array[int]
+    lost: list[tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class GapLog:
+    """What single gaps between tokens can be split by (`sim.gap_splits`).
+
+    Attributes:
+        bills: Of each decode group, in the order of the logs of their ticks.
+        joints: Request and number of the token of each of `Account.joints`, (k, 2).
+        places: Of what is not 0 in these: row * phases + phase, ascending.
+        ns: What it is.
+    """
+
+    bills: Sequence[Bills]
+    joints: Ints
+    places: Ints
+    ns: Ints
+
+    @staticmethod
+    def joined(logs: Sequence[GapLog]) -> GapLog:
+        """Those of parts of a run, one after the other."""
+        rows = np.cumsum([0, *(len(log.joints) for log in logs)]).tolist()
+        places = [log.places + row * len(PHASES) for log, row in zip(logs, rows, strict=False)]
+        return GapLog(
+            [bills for log in logs for bills in log.bills],
+            np.concatenate([log.joints for log in logs]),
+            np.concatenate(places),
+            np.concatenate([log.ns for log in logs]),
+        )
 
 
 class Attributions:
     """The accounts of requests that have ended, compactly, and what replicas of a kind share."""
 
     def __init__(self) -> None:
-        self._rows = array("q")  # of accounts not compressed yet: E2E by phase, then TTFT by phase
-        self._kept = 0
-        self._places: list[Ints] = []  # of what is not 0: row * columns + column, and the ns
-        self._ns: list[Ints] = []
+        self._bills: list[Bills] = []
+        self._rows = Sparse(2 * len(PHASES))  # E2E by phase, then TTFT by phase
+        self._joints = array("q")  # of `Account.joints`: request, number of the token
+        self._waits = Sparse(len(PHASES))
         self._alone: dict[int, Alone] = {}
 
     def alone(self, model: StepTimeModel) -> Alone:
@@ -318,21 +476,21 @@ class Attributions:
             found = self._alone[id(model)] = Alone(model)
         return found
 
-    def add(self, account: Account) -> None:
-        """A request has ended, or the run has; in the order of the outcomes."""
-        self._rows.extend(account.ns)
-        self._rows.extend(account.first or _NOTHING)
-        if len(self._rows) == _ROWS * 2 * len(PHASES):
-            self._compress()
+    def follow(self, group: DecodeGroup, model: StepTimeModel) -> None:
+        """One more decode group, in the order of the logs of their ticks."""
+        self._bills.append(Bills(self.alone(model), group.begins, group.parts, group.lost))
 
-    def _compress(self) -> None:
-        """Keep what is not 0: most phases of most requests are."""
-        flat = np.frombuffer(self._rows, np.int64)
-        places = np.flatnonzero(flat)
-        self._places.append(places + self._kept * 2 * len(PHASES))
-        self._ns.append(flat[places])
-        self._kept += len(flat) // (2 * len(PHASES))
-        self._rows = array("q")
+    def add(self, account: Account, index: int) -> None:
+        """A request has ended, or the run has; in the order of the outcomes.
+
+        Args:
+            account: Its own.
+            index: Of the request.
+        """
+        self._rows.add(account.ns, account.first or _NOTHING)
+        for number, ns in account.joints:
+            self._joints.extend((index, number))
+            self._waits.add(ns)
 
     def columns(self, index: Ints) -> dict[str, Ints]:
         """`E2E_COLUMNS` and `TTFT_COLUMNS` in order of the requests' index, ns.
@@ -340,18 +498,11 @@ class Attributions:
         Args:
             index: Of the requests, in the order in which they were added, (n,).
         """
-        if self._rows:
-            self._compress()
         row_of = np.empty(len(index), np.int64)
         row_of[np.argsort(index, kind="stable")] = np.arange(len(index))
-        empty = np.zeros(0, np.int64)
-        rows, codes = np.divmod(np.concatenate([empty, *self._places]), 2 * len(PHASES))
-        ns = np.concatenate([empty, *self._ns])
-        order = np.argsort(codes.astype(np.uint8), kind="stable")
-        ends = np.searchsorted(codes[order], np.arange(2 * len(PHASES) + 1))
-        found = {}
-        for code, name in enumerate((*E2E_COLUMNS, *TTFT_COLUMNS)):
-            these = order[ends[code] : ends[code + 1]]
-            found[name] = np.zeros(len(index), np.int64)
-            found[name][row_of[rows[these]]] = ns[these]
-        return found
+        return dict(zip((*E2E_COLUMNS, *TTFT_COLUMNS), self._rows.columns(row_of), strict=True))
+
+    def gap_log(self) -> GapLog:
+        """What single gaps between tokens can be split by."""
+        keys = np.array(self._joints, np.int64).reshape(-1, 2)
+        return GapLog(self._bills, keys, *self._waits.entries())

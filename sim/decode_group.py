@@ -35,6 +35,11 @@ class DecodeGroup:
         ticked_ns: Length of all ticks that the ledger has billed (`sim.ledger`).
         prefills_ns: Of these, what prefills in the same iterations added.
         extras: What else was added: running totals, by phase.
+        billed_ns: End of the last tick that it has billed; -1 before the first.
+        begins: (tick, when its step began, ns), one after the other, of the ticks whose step did
+            not begin as the tick before ended; kept where time is attributed, as the next two.
+        parts: (tick, phase, ns) of what prefills and others added to single ticks.
+        lost: (the next tick, begin of a step that was lost before it, its ns).
         log: Number of `ends_ns` among the logs of a run; -1 if it is none of them.
     """
 
@@ -42,6 +47,8 @@ class DecodeGroup:
         "_late_seq",
         "_squares",
         "_sum",
+        "begins",
+        "billed_ns",
         "block_tokens",
         "clock",
         "ends_ns",
@@ -49,7 +56,9 @@ class DecodeGroup:
         "finish",
         "late",
         "log",
+        "lost",
         "needs",
+        "parts",
         "prefills_ns",
         "size",
         "taken",
@@ -72,6 +81,9 @@ class DecodeGroup:
         self.log = -1
         self.ticked_ns = self.prefills_ns = 0
         self.extras: tuple[int, ...] = _NO_EXTRAS
+        self.billed_ns = -1
+        self.begins, self.parts = array("q"), array("q")
+        self.lost: list[tuple[int, int, int]] = []
         self._late_seq = 0
 
     # --- membership

@@ -16,6 +16,7 @@ from sim.clock import Clock, Instant, Phase, now_ns
 from sim.cluster import Cluster, LiveCluster
 from sim.collector import no_cycle_collection
 from sim.errors import StuckError, called
+from sim.gap_splits import GapSplits
 from sim.gaps import largest_gaps
 from sim.records import (
     CHANGE_COLUMNS,
@@ -223,8 +224,12 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     index = requests["index"]
     position = np.zeros(int(index[-1]) + 1 if len(index) else 1, np.int64)
     position[index] = np.arange(len(index))
+    gap_log = None
     if recorder.attributions is not None:
         requests |= recorder.attributions.columns(table["index"])
+        gap_log = recorder.attributions.gap_log()
+        splits = GapSplits(gap_log, spans, logs, index, requests["prompt_tokens"])
+        requests |= splits.columns()
     requests["largest_itl_ns"] = largest_gaps(spans, logs, len(index), position)
     narrow = {
         name: column.astype(NARROW_COLUMNS.get(name, np.int64)) for name, column in requests.items()
@@ -250,6 +255,7 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         decisions=recorder.decisions,
         logs=logs,
         spans=spans,
+        gap_log=gap_log,
     )
     result.migrations["resumed_ns"] = _resumed(result)
     return result

@@ -22,7 +22,7 @@ _PIECE = 1 << 22
 """Ticks looked at together: bounds the memory of counting, whatever the length of a run."""
 
 
-def _span_ends(spans: Ints, logs: list[Ints]) -> tuple[Ints, Ints]:
+def span_ends(spans: Ints, logs: list[Ints]) -> tuple[Ints, Ints]:
     """Time of the first and of the last token of each stretch, ns."""
     first, last = spans[:, 2].copy(), spans[:, 2].copy()
     for log, ends in enumerate(logs):
@@ -33,7 +33,7 @@ def _span_ends(spans: Ints, logs: list[Ints]) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _joints(spans: Ints, first: Ints, last: Ints) -> tuple[npt.NDArray[np.intp], Ints]:
+def joints(spans: Ints, first: Ints, last: Ints) -> tuple[npt.NDArray[np.intp], Ints]:
     """Rows that continue a request's earlier stretch, and the gap between the two."""
     rows = np.flatnonzero(spans[1:, 0] == spans[:-1, 0]) + 1
     return rows, first[rows] - last[rows - 1]
@@ -51,8 +51,8 @@ def largest_gaps(spans: Ints, logs: list[Ints], num_requests: int, position: Int
     largest = np.full(num_requests, -1, np.int64)
     if not len(spans):
         return largest
-    first, last = _span_ends(spans, logs)
-    rows, gaps = _joints(spans, first, last)
+    first, last = span_ends(spans, logs)
+    rows, gaps = joints(spans, first, last)
     np.maximum.at(largest, position[spans[rows, 0]], gaps)
     instants = np.flatnonzero((spans[:, 1] < 0) & (spans[:, 3] > 1))
     np.maximum.at(largest, position[spans[instants, 0]], 0)
@@ -80,12 +80,12 @@ def gap_counts(
     counts: dict[int, tuple[Ints, Ints]] = {}
     if not len(spans):
         return counts
-    first, last = _span_ends(spans, logs)
-    joints, joint_gaps = _joints(spans, first, last)
+    first, last = span_ends(spans, logs)
+    later, joint_gaps = joints(spans, first, last)
     span_group = lookup[spans[:, 0]]
     for group in np.unique(span_group[span_group >= 0]).tolist():
         mine = span_group == group
-        lengths = joint_gaps[mine[joints]]
+        lengths = joint_gaps[mine[later]]
         instant = spans[mine & (spans[:, 1] < 0), 3]
         parts = [
             (lengths, np.ones(len(lengths), np.int64)),

@@ -7,6 +7,8 @@ running totals, which a request reads when it joins and when it leaves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import sub
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sim.attribution import (
@@ -35,7 +37,7 @@ from sim.attribution import (
     Alone,
     Line,
 )
-from sim.step_time import StepTimeModel, StepWork
+from sim.step_time import Ints, StepTimeModel, StepWork
 
 if TYPE_CHECKING:
     from sim.decode_group import DecodeGroup
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _EXTRAS = (PADDING, NOISE, SLOW, COPY, BUBBLE)
 """Phases of the running totals of a decode group (`DecodeGroup.extras`), which ends with `LOST`."""
+_PLACE = MappingProxyType({phase: i for i, phase in enumerate(_EXTRAS)})
 _IN_GROUP = -2
 
 
@@ -119,9 +122,21 @@ class Ledger:
 
     # --- who decodes
 
-    def joined(self, account: Account, group: DecodeGroup, stored_tokens: int, now_ns: int) -> None:
-        """It is in a decode group from now on."""
+    def joined(
+        self, account: Account, group: DecodeGroup, stored_tokens: int, now_ns: int, number: int
+    ) -> None:
+        """It is in a decode group from now on.
+
+        Args:
+            account: Its own.
+            group: Which.
+            stored_tokens: Of it.
+            now_ns: The present.
+            number: Of the next token that its client gets, from 0.
+        """
         account.to(_IN_GROUP, now_ns)
+        if now_ns != account.last_ns:
+            account.wait_until(number, now_ns)
         account.context, account.ticked_ns = stored_tokens, group.ticked_ns
         account.prefills_ns, account.extras = group.prefills_ns, group.extras
 
@@ -140,6 +155,7 @@ class Ledger:
         if account.state != _IN_GROUP:
             return
         ns, ticked = account.ns, group.ticked_ns - account.ticked_ns
+        account.lost_ns = lost_ns
         others = group.prefills_ns - account.prefills_ns
         ns[DECODE_PREFILLS] += others
         if group.extras is not account.extras:
@@ -155,6 +171,10 @@ class Ledger:
         ns[LOST] += lost_ns
         ns[STALL] += now_ns - account.since_ns - ticked - lost_ns
         account.state, account.since_ns = STALL, now_ns
+        for tick, _, lost in reversed(group.lost):
+            if tick < group.clock:
+                break
+            account.lost_ns += lost
 
     # --- steps
 
@@ -168,48 +188,93 @@ class Ledger:
         begin, end = ends[first - 1] if first else flight.start_ns, ends[upto - 1]
         plain = flight.model is self._own and not self._varying
         plain = plain and not (flight.copied_ns or flight.idle_ns)
+        group = flight.group
+        if flight.ticks:
+            if begin != group.billed_ns:
+                group.begins.extend((group.clock - upto + first, begin))
+            group.billed_ns = end
         if plain and not flight.chunks and flight.batch.padding is None:
-            flight.group.ticked_ns += end - begin
+            group.ticked_ns += end - begin
             return
         self._bill_parts(flight, first, upto - first, begin, end)
 
     def _bill_parts(self, flight: Flight, first: int, n: int, begin: int, end: int) -> None:
         """As `bill`, where a step is more than the decodes at the usual time."""
         bubble, copied = flight.idle_ns, flight.copied_ns
-        length = end - begin - bubble - copied
-        usual, slow = length, 0
+        ends = flight.ends_ns[first : first + n]
+        lengths = [end - begin - bubble - copied]  # of several iterations each is its step
+        if n > 1:
+            lengths = list(map(sub, ends, (begin, *ends[:-1])))
+        usual: Sequence[int] = lengths
+        slow: Sequence[int] | None = None
         if self._varying or flight.model is not self._own:
-            usual, slow = self._usual(flight, first, n, length)
+            usual, slow = self._usual(flight, first, n, lengths)
         real, pieces = usual, flight.pieces
         if flight.batch.padding is not None:
-            real = self._sum(flight, first, n, pieces, decodes=True)
-        rest = (usual - real, length - slow - usual, slow, copied, bubble)
+            real = self._each(flight, first, n, pieces, decodes=True)
+        each: list[tuple[int, Sequence[int]]] = []  # phases of the running totals, by iteration
+        if real is not usual:
+            each.append((PADDING, list(map(sub, usual, real))))
+        if usual is not lengths:
+            noise = list(map(sub, lengths, usual))
+            if slow is not None:
+                noise = list(map(sub, noise, slow))
+                each.append((SLOW, slow))
+            each.append((NOISE, noise))
+        if copied:
+            each.append((COPY, (copied,)))
+        if bubble:
+            each.append((BUBBLE, (bubble,)))
         if flight.ticks:
-            group = flight.group
-            group.ticked_ns += end - begin
-            if pieces:
-                group.prefills_ns += real - self._sum(flight, first, n, (), decodes=True)
-            if any(rest):
-                changes = zip(group.extras, (*rest, 0), strict=True)
-                group.extras = tuple(a + b for a, b in changes)
+            self._bill_ticks(flight, first, end - begin, real, each)
         if pieces:
-            self._bill_chunks(flight, first, n, begin, end, real, rest)
+            self._bill_chunks(flight, first, n, begin, end, sum(real), each)
 
-    def _usual(self, flight: Flight, first: int, n: int, length: int) -> tuple[int, int]:
-        """Time of iterations without noise at the nominal pace, and what the pace added."""
-        work, padding, slow = flight.work, flight.batch.padding, 0
+    def _bill_ticks(
+        self,
+        flight: Flight,
+        first: int,
+        ticked: int,
+        real: Sequence[int],
+        each: list[tuple[int, Sequence[int]]],
+    ) -> None:
+        """What ticks of a decode group were made of, beside the decodes: in all and one by one."""
+        group, n = flight.group, len(real)
+        group.ticked_ns += ticked
+        tick, parts = group.clock - n, list(each)
+        if flight.pieces:
+            decodes = self._each(flight, first, n, (), decodes=True)
+            prefills = list(map(sub, real, decodes))
+            group.prefills_ns += sum(prefills)
+            parts.append((DECODE_PREFILLS, prefills))
+        for i in range(n):
+            for phase, lengths in parts:
+                if lengths[i]:
+                    group.parts.extend((tick + i, phase, lengths[i]))
+        if each:
+            extras = list(group.extras)
+            for phase, lengths in each:
+                extras[_PLACE[phase]] += sum(lengths)
+            group.extras = tuple(extras)
+
+    def _usual(
+        self, flight: Flight, first: int, n: int, lengths: Sequence[int]
+    ) -> tuple[Sequence[int], list[int] | None]:
+        """Iterations without noise at the nominal pace, and what the pace added to each."""
+        work, padding, slow = flight.work, flight.batch.padding, None
         if flight.model is not self._own:
-            slow = length - sum(
+            own = (
                 self._own.step_ns(each, flight.number + i)
                 for i, each in enumerate(flight.works(first, n), start=first)
             )
+            slow = list(map(sub, lengths, own))
         if padding is None:
-            return self._sum(flight, first, n, flight.pieces, decodes=True), slow
+            return self._each(flight, first, n, flight.pieces, decodes=True), slow
         quiet = self._alone.quiet
         if work.chunks:
-            return quiet.step_ns(work, 0), slow  # padded prefills are not repeated
+            return [quiet.step_ns(work, 0)], slow  # padded prefills are not repeated
         (begins,) = flight.works(first, 1)
-        return int(sum(quiet.steps_ns(begins, n, 0))), slow
+        return _listed(quiet.steps_ns(begins, n, 0)), slow
 
     def _bill_chunks(
         self,
@@ -219,9 +284,9 @@ class Ledger:
         begin: int,
         end: int,
         real: int,
-        rest: tuple[int, ...],
+        each: list[tuple[int, Sequence[int]]],
     ) -> None:
-        pieces, extra = flight.pieces, any(rest)
+        pieces = flight.pieces
         prefills = self._sum(flight, first, n, pieces, decodes=False) if flight.ticks else real
         for (request, _), piece in zip(flight.chunks, pieces, strict=True):
             life = self._lives.get(request)
@@ -242,9 +307,8 @@ class Ledger:
                 done = upto
             ns[PREFILL] += own - done
             ns[PREFILL_DECODES] += real - prefills
-            if extra:
-                for phase, part in zip(_EXTRAS, rest, strict=True):
-                    ns[phase] += part
+            for phase, lengths in each:
+                ns[phase] += sum(lengths)
             ns[BUBBLE] -= overlap
             account.since_ns = end
 
@@ -269,26 +333,36 @@ class Ledger:
         decodes: bool,
     ) -> int:
         """Step times of real pieces of `n` iterations, from number `first` of the flight on."""
+        return sum(self._each(flight, first, n, pieces, decodes=decodes))
+
+    def _each(
+        self,
+        flight: Flight,
+        first: int,
+        n: int,
+        pieces: Sequence[tuple[int, int]],
+        *,
+        decodes: bool,
+    ) -> list[int]:
+        """As `_sum`, one by one."""
         rows = flight.decodes if decodes else 0
         context = flight.context_tokens + first * rows if rows else 0
         spread = flight.spread if rows else 0
         quiet = self._alone.quiet
         if first + n == 1 and (rows or pieces):
-            return quiet.step_ns(StepWork(pieces, rows, context, context_spread=spread), 0)
+            return [quiet.step_ns(StepWork(pieces, rows, context, context_spread=spread), 0)]
         if not pieces:
             if not (rows and n):
-                return 0
+                return [0] * n
             work = StepWork((), rows, context, context_spread=spread)
-            if n == 1:
-                return quiet.step_ns(work, 0)
-            steps = quiet.steps_ns(work, n, 0)
-            return sum(steps) if isinstance(steps, list) else int(steps.sum())
-        total = 0
-        for i in range(n):
-            chunks = [(tokens, before + (first + i) * tokens) for tokens, before in pieces]
-            work = StepWork(chunks, rows, context + i * rows, context_spread=spread)
-            total += quiet.step_ns(work, 0)
-        return total
+            return _listed(quiet.steps_ns(work, n, 0))
+        each = []
+        for i in range(first, first + n):
+            chunks = [(tokens, before + i * tokens) for tokens, before in pieces]
+            work = StepWork(chunks, rows, context, context_spread=spread)
+            each.append(quiet.step_ns(work, 0))
+            context += rows
+        return each
 
     # --- what is lost
 
@@ -297,6 +371,7 @@ class Ledger:
         if flight.ticks:
             *others, lost = flight.group.extras
             flight.group.extras = (*others, lost + now_ns - began_ns)
+            flight.group.lost.append((flight.group.clock, began_ns, now_ns - began_ns))
         for request, _ in flight.chunks:
             life = self._lives.get(request)
             if life is not None and life.account is not None:
@@ -307,3 +382,7 @@ class Ledger:
         if account.state == BETWEEN:
             account.to(LOST, max(began_ns, account.since_ns))
             account.to(BETWEEN, now_ns)
+
+
+def _listed(steps: list[int] | Ints) -> list[int]:
+    return steps if isinstance(steps, list) else steps.tolist()

@@ -338,7 +338,7 @@ class PipelineReplica(Replica):
         if self._spare_groups:
             return self._spare_groups.pop()
         group = DecodeGroup(self.kv.block_tokens)
-        self._keep_log(group, self._recorder)
+        self._keep_log(group)
         return group
 
     def _reunite(self, group: DecodeGroup | None) -> None:

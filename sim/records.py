@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.attribution import QUEUE_NO_REPLICA, REPREFILL_FAILURE, Account, Attributions
+from sim.attribution import QUEUE_NO_REPLICA, REPREFILL_FAILURE, Account, Attributions, GapLog
 from sim.batch import Cause
 from sim.request import NEVER, Arrival, Ints, Request
 from sim.step_time import StepTimeOrigin
@@ -20,6 +20,7 @@ from sim.step_time import StepTimeOrigin
 if TYPE_CHECKING:
     from sim.clock import Instant
     from sim.flight import Flight
+    from sim.gap_splits import GapSplits
     from sim.network import LinkUse
     from sim.replica import Replica
     from sim.transfer import Transfer
@@ -181,13 +182,23 @@ class Lifetime:
         self.lost_tokens = computed_tokens
 
     def deliver(self, tokens: int, now_ns: int) -> None:
-        """The client gets tokens, the last of them now."""
+        """The client gets tokens now, all at this instant."""
+        if self.account is not None:
+            self.account.token(self.delivered, now_ns)
         self.delivered += tokens
         self.last_token_ns = now_ns
         if self.first_token_ns == NEVER:
             self.first_token_ns = now_ns
-            if self.account is not None:
-                self.account.first_token(now_ns)
+
+    def decoded(self, tokens: int, last_ns: int) -> None:
+        """The client got a token with each tick of a decode group that it has left; not the first.
+
+        (That comes with the end of its prefill.)
+        """
+        if self.account is not None:
+            self.account.decoded(last_ns)
+        self.delivered += tokens
+        self.last_token_ns = last_ns
 
     def goes_to(self, phase: int, now_ns: int) -> None:
         """Its time belongs to another phase from now on (`sim.attribution`)."""
@@ -409,7 +420,7 @@ class Recorder:
     def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
         """The request has ended, or the run has."""
         if self.attributions is not None and life.account is not None:
-            self.attributions.add(life.account)
+            self.attributions.add(life.account, life.arrival.index)
         code = self.reasons.setdefault(reason, len(self.reasons))
         arrival = life.arrival
         row = _OUTCOME_ROW.pack(
@@ -552,7 +563,7 @@ class SimulationResult:
     Attributes:
         requests: One row per arrived request in trace order; see `REQUEST_COLUMNS`, and
             ``largest_itl_ns`` (-1 where fewer than two tokens came). int64 unless narrower. Where
-            time is attributed, `sim.attribution.E2E_COLUMNS` and `TTFT_COLUMNS`.
+            time is attributed, `sim.attribution.E2E_COLUMNS`, `TTFT_COLUMNS` and `ITL_COLUMNS`.
         reasons: Text of each code in the column ``reason``.
         replicas: The replicas, in the order of the indices used everywhere.
         end_ns: The last instant at which anything happened.
@@ -575,6 +586,8 @@ class SimulationResult:
             one more than the batches that were under way at once).
         spans: Token times by reference, one row per stretch, in order of request, then time:
             request, log (-1: one instant), first tick (or time), tokens.
+        gap_log: What single gaps between tokens are split by (`gap_splits`), where time is
+            attributed.
     """
 
     requests: dict[str, npt.NDArray[np.integer]]
@@ -595,6 +608,7 @@ class SimulationResult:
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
     spans: Ints = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    gap_log: GapLog | None = None
 
     def token_times_ns(self, index: int) -> Ints:
         """Times of all tokens of one request (by trace index), as its client saw them, ns."""
@@ -606,6 +620,17 @@ class SimulationResult:
             else:
                 parts.append(self.logs[log][start : start + tokens])
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def gap_splits(self) -> GapSplits | None:
+        """Where the time of single gaps between tokens went; None where time is not attributed."""
+        from sim.gap_splits import GapSplits
+
+        if self.gap_log is None:
+            return None
+        index, prompt = (
+            self.requests[name].astype(np.int64) for name in ("index", "prompt_tokens")
+        )
+        return GapSplits(self.gap_log, self.spans, self.logs, index, prompt)
 
     def itl(self, groups: npt.NDArray[np.integer]) -> dict[int, tuple[Ints, Ints]]:
         """Exact counts of the distinct gaps between consecutive tokens of a request.

@@ -236,7 +236,7 @@ class ReplicaParts:
         self._makes_way = (
             self._changing is not None and self._changing.preempts and self.policy.preemptible
         )
-        self._keep_log(self.state.group, self._recorder)
+        self._keep_log(self.state.group)
         self.lives: dict[Request, Lifetime] = {}
         self.expected: dict[Request, Ahead] = {}
         self.reserved: dict[Request, None] = {}
@@ -275,10 +275,11 @@ class ReplicaParts:
         """Phase (4): a pass, and rest if no step starts."""
         raise NotImplementedError
 
-    @staticmethod
-    def _keep_log(group: DecodeGroup, recorder: Recorder) -> None:
+    def _keep_log(self, group: DecodeGroup) -> None:
         """Tokens refer to the ticks of the group that they came with."""
-        group.log = recorder.add_log(group.ends_ns)
+        group.log = self._recorder.add_log(group.ends_ns)
+        if self._recorder.attributions is not None:
+            self._recorder.attributions.follow(group, self.spec.step_time)
 
     def _alone_ns(self, tokens: int) -> int:
         """Length of a step that prefills so many tokens of one prompt from its start, ns."""
@@ -304,7 +305,8 @@ class ReplicaParts:
         heapq.heappush(group.finish, (clock, self._finish_seq, life))
         if self._ledger is not None:
             assert life.account is not None
-            self._ledger.joined(life.account, group, request.computed_then, now_ns(self.env))
+            stored, now = request.computed_then, now_ns(self.env)
+            self._ledger.joined(life.account, group, stored, now, life.delivered)
 
     def _leave_group(self, request: Request) -> None:
         group, first = request.group, request.since
@@ -320,7 +322,7 @@ class ReplicaParts:
         self._known_tokens += request.prompt_tokens + request.emitted_then
         if ticks and not self._late:
             self._recorder.span(request.index, group.log, first, ticks)
-            life.deliver(ticks, group.ends_ns[first + ticks - 1])
+            life.decoded(ticks, group.ends_ns[first + ticks - 1])
 
     def _bill_leaver(self, ledger: Ledger, life: Lifetime, group: DecodeGroup, ticks: int) -> None:
         """Settle the account of a request that has left a decode group, in a step or not."""

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from sim.attribution import GapLog
 from sim.clock import Clock, now_ns
 from sim.cluster import Cluster, LiveCluster
 from sim.errors import ConfigError, called
@@ -246,7 +247,13 @@ def merged(outcomes: Sequence[Outcome]) -> SimulationResult:
         series=_series(outcomes, longest),
         logs=logs,
         spans=_spans(results, begin),
+        gap_log=_gap_log(results),
     )
+
+
+def _gap_log(results: Sequence[SimulationResult]) -> GapLog | None:
+    parts = [result.gap_log for result in results if result.gap_log is not None]
+    return GapLog.joined(parts) if parts else None
 
 
 def _in_order_of_index(

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from tests.held_floors import HeldFloors
 
 ROOT = Path(__file__).resolve().parent.parent
+BYTECODE = ROOT / ".pytest_cache" / "bytecode"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def pytest_configure() -> None:
+    """Commands that tests start find modules compiled, whatever the environment says: it is most
+    of the time that a short command takes."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(BYTECODE))
 
 
 def go_without(resource: str, reason: str) -> NoReturn:

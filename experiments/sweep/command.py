@@ -160,6 +160,7 @@ def sweep(
     *,
     fresh: bool = False,
     retry: bool = False,
+    extend: bool = False,
     tell: Callable[[Progress], None] = lambda progress: None,
 ) -> Swept:
     """Make every run of a sweep that its folder lacks.
@@ -170,6 +171,7 @@ def sweep(
         executor: Who runs it.
         fresh: Drop what the folder has; else the same sweep goes on, and another one is refused.
         retry: Make failed runs again; lost ones are made again in any case.
+        extend: The folder may have a sweep of fewer points: it becomes this one.
         tell: Called with every row, and about once a second.
 
     Raises:
@@ -179,7 +181,9 @@ def sweep(
     folder = folder_of(asked, out)
     columns = columns_of(asked.definition, asked.planned.settings.values())
     with locked(folder):
-        data = open_dataset(folder, _about(asked, columns), columns, fresh=fresh, retry=retry)
+        data = open_dataset(
+            folder, _about(asked, columns), columns, fresh=fresh, retry=retry, extend=extend
+        )
         kept = len(data.statuses)
         try:
             _run(asked.planned, data, executor, tell)
@@ -233,6 +237,8 @@ def _about(asked: Asked, columns: Mapping[str, str]) -> dict[str, Any]:
         "keys": asked.definition.keys,
         "variants": variants,
         "slo_scales": list(asked.definition.slo_scales),
+        "quantities": [each.text for each in asked.definition.quantities],
+        "traces": dict(asked.planned.traces),
         "points": dict(asked.planned.settings),
         "columns": dict(columns),
         "prints": dict(asked.planned.prints),

@@ -11,6 +11,10 @@ or machines made it, but for the columns `experiments.sweep.unit.WALL_FIELDS`.
 
 A row that occurs twice (a machine was thought dead and was not, or a sweep was killed between two
 renames) is kept once: the one that finished, else the latest.
+
+A sweep can be extended in place by more points: `sweep.json` then says so at once, and rows that
+are there get the numbers of their points in the larger sweep when it is next opened. What it ends
+with is what the larger sweep alone would have written, byte for byte.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import bundle
-from experiments.sweep.columns import KEY, table_of
+from experiments.sweep.columns import KEY, table_of, with_settings
+from experiments.sweep.definition import Setting
 from experiments.sweep.unit import FINISHED, LOST, Identity, Row
 from sim.errors import PhasewiseError
 
@@ -116,6 +121,7 @@ def open_dataset(
     *,
     fresh: bool,
     retry: bool,
+    extend: bool = False,
 ) -> DataSet:
     """Begin a sweep in a folder, or go on with the one there if it is the same.
 
@@ -125,6 +131,7 @@ def open_dataset(
         columns: As of `DataSet`.
         fresh: Drop what is there.
         retry: Forget failed rows, so that they are made again.
+        extend: Go on as well with a sweep of fewer points, which keeps its rows.
 
     Raises:
         SweepError: Another sweep is there, or something else; one line.
@@ -133,8 +140,12 @@ def open_dataset(
         (folder / ABOUT).unlink()
         shutil.rmtree(folder / DATA, ignore_errors=True)
     if (folder / ABOUT).is_file():
+        if extend and changed(folder, about["prints"]):
+            _check_smaller(folder, about)
+            bundle.write_values(folder / ABOUT, {"version": VERSION, **about})
         _check_same(folder, about)
         _recover(folder)
+        _number_anew(folder, about.get("points", {}), columns)
     elif folder.exists() and any(path.name != _LOCK for path in folder.iterdir()):
         raise SweepError(f"{folder}: holds something else than a sweep; give another --out")
     else:
@@ -169,7 +180,71 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
     if said := changed(folder, about["prints"]):
-        raise SweepError(f"{folder}: {said}; give another --out, or --fresh to drop it")
+        raise SweepError(
+            f"{folder}: {said}; give another --out, --extend to add points, or --fresh to drop it"
+        )
+
+
+_SAME = {
+    "variants": "its variants",
+    "slo_scales": "the scales of its targets",
+    "quantities": "the numbers it takes down",
+}
+"""Parts of what is asked for that an extended sweep keeps, as they are columns of every row."""
+
+
+def _check_smaller(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse to extend a sweep whose rows would not be those of the larger one.
+
+    Raises:
+        SweepError: One line.
+    """
+    there = read_about(folder)
+    traces, wanted = there.get("traces"), about.get("traces")
+    if traces is None or wanted is None:
+        raise SweepError(f"{folder}: does not say what its points read; it cannot be extended")
+    other = [word for name, word in _SAME.items() if there.get(name) != about[name]]
+    other += [_WORDS["code"]] if there["prints"].get("code") != about["prints"]["code"] else []
+    other += [_WORDS["trace"]] if any(wanted.get(k, v) != v for k, v in traces.items()) else []
+    if other:
+        raise SweepError(
+            f"{folder}: cannot be extended: {' and '.join(other)} changed; give another --out"
+        )
+    gone = [key for key in traces if key not in wanted]
+    if gone:
+        setting = there["points"][gone[0]]
+        raise SweepError(
+            f"{folder}: cannot be extended: {len(gone)} of its {len(traces)} points are not among "
+            f"those asked for now, such as {said_of(setting)}; give another --out"
+        )
+
+
+def said_of(setting: Setting) -> str:
+    """A point in words: ``seed=1, policy.budget_tokens=256``."""
+    return ", ".join(f"{key}={value}" for key, value in setting.items())
+
+
+def _number_anew(folder: Path, points: Mapping[str, Setting], columns: Mapping[str, str]) -> None:
+    """Let rows of a sweep that was extended have the numbers and columns of the larger one."""
+    numbers = {key: at for at, key in enumerate(points)}
+    found = read_table(folder, ["point", "number"]).to_pylist()
+    if all(numbers.get(row["point"], row["number"]) == row["number"] for row in found):
+        return
+    rows = [
+        with_settings(_plain_row(row, points[row["point"]]), points[row["point"]], columns)
+        | {"number": numbers[row["point"]]}
+        for row in read_table(folder).to_pylist()
+    ]
+    new = folder / f".{DATA}.new"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    _write(table_of(rows, columns), new / "part-000000.parquet")
+    _swap(folder)
+
+
+def _plain_row(row: Row, setting: Setting) -> Row:
+    """What a row has of its own: no settings, and nothing that is not there."""
+    return {key: v for key, v in row.items() if key not in setting and v is not None}
 
 
 def changed(folder: Path, prints: Mapping[str, Any]) -> str:

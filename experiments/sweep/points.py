@@ -37,6 +37,7 @@ class Planned:
         experiment: One of those that resolved.
         prints: Hash of everything that the results depend on, by kind: ``config``, ``trace``,
             ``code``.
+        traces: Hash of the traces of each point, by its key.
         dropped: Points that occurred before.
     """
 
@@ -45,6 +46,7 @@ class Planned:
     settings: Mapping[str, Setting]
     experiment: Experiment
     prints: Mapping[str, str]
+    traces: Mapping[str, str]
     dropped: int
 
 
@@ -171,12 +173,15 @@ def _planned(
     units: list[Unit] = []
     failed: list[Row] = []
     known: dict[str, Setting] = {}
+    traces: dict[str, str] = {}
     for setting, row in zip(settings, rows, strict=True):
         key = _key(setting, [prints[id(e)].config if id(e) in prints else str(e) for e in row])
         if key in known:
             continue
         number = len(known)
         known[key] = setting
+        read = [prints[id(each)].trace for each in row if id(each) in prints]
+        traces[key] = hashes.of_values({"traces": read})
         for variant, made in zip(variants, row, strict=True):
             if isinstance(made, ConfigError):
                 failed.append(failed_point(number, key, variant.label or "", str(made)))
@@ -197,7 +202,7 @@ def _planned(
         }
     )
     dropped = len(settings) - len(known)
-    return Planned(tuple(units), tuple(failed), known, experiments[0], kinds, dropped)
+    return Planned(tuple(units), tuple(failed), known, experiments[0], kinds, traces, dropped)
 
 
 def _units(

@@ -104,7 +104,8 @@ def print_asked(asked: Asked, there: Standing | None = None, *, as_json: bool) -
 def _held(there: Standing, total: int) -> str:
     text = f"{there.folder}: has {there.rows:,} rows"
     if there.other:
-        return f"{text}, and {there.other}; give another --out, or --fresh to drop it"
+        ways = "give another --out, --extend to add points, or --fresh to drop it"
+        return f"{text}, and {there.other}; {ways}"
     kept = there.finished + there.failed
     text = f"{text} of {total:,}: {there.finished:,} finished, {there.failed:,} failed"
     return f"{text}; {total - kept:,} runs are left" + (

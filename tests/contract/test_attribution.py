@@ -1,5 +1,8 @@
 """The phases of every request add up to its E2E exactly, fast-forward on and off, everywhere.
 
+So do those of every single gap between its tokens, which are what reading its account at each token
+of a run without fast-forward says.
+
 All policies, queue orders and routers; caches, host tiers, swapping, cancellations, sessions, two
 pools under pull and push, pipelines, and clusters that fail and slow down.
 """
@@ -17,7 +20,7 @@ from sim.attribution import E2E_COLUMNS
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import Record, SimulationResult
-from tests.attributed import assert_adds_up, assert_alike
+from tests.attributed import assert_adds_up, assert_alike, token_by_token
 from tests.conformance import adapter
 from tests.conformance.second import Second, load_second, without_idle_nics
 from tests.conformance.test_second_failures import as_changes
@@ -27,16 +30,20 @@ ATTRIBUTED = Record(attribution=True)
 
 
 def _both(source: Any, cluster: Any, **options: Any) -> SimulationResult:
-    """Run with fast-forward and without, and check both."""
+    """Run with fast-forward and without, and check both, gap by gap of all requests."""
     runs = []
-    for fast_forward in (True, False):
-        made = source() if callable(source) else source
-        result = simulate(
-            made, cluster, fast_forward=fast_forward, check=True, record=ATTRIBUTED, **options
-        )
-        assert_adds_up(result)
-        runs.append(result)
+    with token_by_token() as read:
+        for fast_forward in (True, False):
+            read.ns.clear()
+            made = source() if callable(source) else source
+            result = simulate(
+                made, cluster, fast_forward=fast_forward, check=True, record=ATTRIBUTED, **options
+            )
+            assert_adds_up(result)
+            runs.append(result)
     assert_alike(*runs)
+    for result in runs:
+        read.assert_same_gaps(result)
     return runs[0]
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import phasewise
-from experiments import attribution, bundle
+from experiments import attribution, bundle, story
 from experiments.advice import ADVICE, Setting, help_for, setting_of
 from experiments.attribution_figure import attribution_drawings, color_of
 from experiments.cli import app
@@ -58,6 +58,7 @@ def test_the_file_adds_up_and_the_summary_is_of_requests_in_it(results: Path) ->
     e2e = np.sum([table[name] for name in E2E_COLUMNS], axis=0)
     assert e2e.tolist() == (table["end_ns"] - table["arrival_ns"]).tolist()
     told = found.summary["attribution"]
+    setting = setting_of(found.config, None, found.summary["arithmetic"])
     assert list(told) == ["overall", "chat", "code"]
     for name, block in told.items():
         for whole, ranks in block.items():
@@ -65,9 +66,37 @@ def test_the_file_adds_up_and_the_summary_is_of_requests_in_it(results: Path) ->
                 split = ranks[rank]
                 assert sum(split["phases_ns"].values()) == split["total_ns"]
                 row = attribution.row_of(table, split["request"])
-                assert attribution.split_of(table, row, whole).values().items() <= split.items()
+                if whole != "itl":
+                    one = attribution.split_of(table, row, whole)
+                    assert one.values(setting).items() <= split.items()
                 assert name in ("overall", table["request_class"][row])
                 assert split["total_ns"] >= block[whole]["median"]["total_ns"] or share < 0.5
+
+
+def test_the_ranked_gaps_are_those_that_the_summary_counts(results: Path) -> None:
+    found = bundle.read(results / "v0")
+    known, told = found.summary, found.summary["attribution"]
+    counted = {"overall": known["overall"], **known["classes"]}
+    for name, block in told.items():
+        for rank, key in (("median", "p50"), ("p99", "p99")):
+            split = block["itl"][rank]
+            assert split["total_ns"] == round(counted[name]["itl_s"][key] * 1e9)
+            assert split["token"] > 1
+            most = found.requests["largest_itl_ns"][split["request"]]
+            assert split["total_ns"] <= most
+
+
+def test_the_largest_gap_is_told_and_that_of_an_older_version_is_not(results: Path) -> None:
+    table = bundle.read(results / "v1").requests
+    row = attribution.worst(table, "itl", 1)[0]
+    gap = attribution.largest_gap(table, row)
+    assert gap is not None
+    assert gap.total_ns == int(table["largest_itl_ns"].max())
+    said = story.render(table, row, "v1", Setting(), "itl")
+    assert f"before token {gap.token} of request {gap.index}" in said.splitlines()[-1]
+    older = {name: x for name, x in table.items() if not name.startswith("itl_max")}
+    assert attribution.largest_gap(older, row) is None
+    assert "which does not split single gaps" in story.render(older, row, "v1", Setting(), "itl")
 
 
 def test_ranks_are_those_of_the_sorted_requests() -> None:
@@ -93,7 +122,7 @@ def test_the_sentence_names_phase_resource_and_help() -> None:
 
 
 POOL = "a pool of its own for prefills"
-TWO = {"replicas": 1, "policy": {"name": "sarathi"}}
+TWO = {"replicas": 1, "policy": {"name": "sarathi"}, "step_time": {"model": "linear"}}
 
 
 @pytest.mark.parametrize(
@@ -111,10 +140,13 @@ TWO = {"replicas": 1, "policy": {"name": "sarathi"}}
 def test_what_a_variant_does_already(
     policy: dict[str, Any], chunked: bool, mixed: bool, cached: bool
 ) -> None:
-    alone = setting_of({"pools": {"colocated": {"policy": policy}}})
-    assert alone == Setting(False, chunked, mixed, cached)
-    two = {"prefill": {"policy": policy}, "decode": TWO, "transfer": {}}
-    assert setting_of({"pools": two}, 7) == Setting(True, chunked, mixed, cached, 7)
+    unknown = "linear step times know no FLOPs"
+    pool = {"policy": policy, "step_time": {"model": "linear"}}
+    alone = setting_of({"pools": {"colocated": pool}})
+    assert alone == Setting(False, chunked, mixed, cached, unknown=unknown)
+    two = {"prefill": pool, "decode": TWO, "transfer": {}}
+    expected = Setting(True, chunked, mixed, cached, 7, unknown=unknown)
+    assert setting_of({"pools": two}, 7) == expected
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -183,14 +215,14 @@ def test_every_phase_has_advice_and_a_colour_of_its_own() -> None:
 def test_a_bar_for_each_variant_and_rank_adds_up_to_all_of_it(results: Path) -> None:
     bundles = [bundle.read(results / name) for name in ("v0", "v1", "off")]
     drawings = attribution_drawings(bundles)
-    assert [each.key for each in drawings] == ["attribution_e2e", "attribution_ttft"]
+    assert [each.key for each in drawings] == [f"attribution_{x}" for x in ("e2e", "ttft", "itl")]
     for drawing in drawings:
         first, *lines = drawing.about.split("\n")
         assert "P99" in first
         assert [line.split(":")[0] for line in lines] == ["v0", "v1"]
         page = section("a", "A", drawing.about, drawing.make(SCREEN, "log"))
         assert page.count("<p>") == 3
-        assert "<p>v0: The P99 request" in page
+        assert f"<p>v0: The P99 {'gap' if drawing.key.endswith('itl') else 'request'}" in page
         for style in (SCREEN, *STYLES.values()):
             fig = drawing.make(style, "log")
             bars = [trace for trace in fig.data if trace.type == "bar" and trace.xaxis == "x"]
@@ -266,13 +298,15 @@ def test_the_sentence_says_what_failures_took() -> None:
     assert (
         "70% of it hangs on memory bandwidth. Failures of replicas took 300 ns of it (30%)." in said
     )
-    assert split.resources() == {"memory bandwidth": 700, "replicas": 300}
+    assert split.resources(Setting()) == {"memory bandwidth": 700, "replicas": 300}
     assert "Failures" not in attribution.sentence(split, Setting(failed_ns=5000))
     given_up = attribution.Split(3, "e2e", {"decode_gpu": 700, "lost": 50}, 5000)
     assert "Failures" not in attribution.sentence(given_up, Setting(failed_ns=4500))
 
 
-@pytest.mark.parametrize(("what", "key"), [("ttft", "ttft"), ("itl", "decode"), ("e2e", "e2e")])
+@pytest.mark.parametrize(
+    ("what", "key"), [("ttft", "ttft"), ("itl", "largest_gap"), ("e2e", "e2e")]
+)
 def test_the_worst_are_told_by_what_they_are_worst_in(results: Path, what: str, key: str) -> None:
     folder = str(results / "v1")
     (told,) = json.loads(_explain(folder, "--worst", what, "1", "--json").output)
@@ -281,7 +315,7 @@ def test_the_worst_are_told_by_what_they_are_worst_in(results: Path, what: str, 
     assert not any(told[other]["sentence"] in text for other in {"ttft", "decode", "e2e"} - {key})
     after = told["e2e"]["total_ns"] - told["ttft"]["total_ns"]
     assert told["decode"]["total_ns"] == after == sum(told["decode_ns"].values())
-    assert ("Its largest gap between tokens was" in text) == (what == "itl")
+    assert ("The gap between tokens" in text) == (what == "itl")
 
 
 def test_fewer_than_asked_for_is_said(results: Path) -> None:

@@ -98,7 +98,7 @@ def test_figures_are_one_per_metric_and_then_where_the_time_went(results: Result
     drawn = phasewise.figures(results, x_scale="linear")
 
     metrics = ["ttft", "tpot", "itl", "e2e", "normalised_latency"]
-    assert list(drawn) == [*metrics, "attribution_e2e", "attribution_ttft"]
+    assert list(drawn) == [*metrics, *(f"attribution_{whole}" for whole in ("e2e", "ttft", "itl"))]
     with pytest.raises(ConfigError, match="no style 'papr'; try paper"):
         phasewise.figures(results, style="papr")
 

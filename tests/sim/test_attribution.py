@@ -57,6 +57,12 @@ def _split(result: SimulationResult, row: int, whole: str = "e2e") -> dict[str, 
     return {name: ns / 1000 for name, ns in found.items() if ns}
 
 
+def _largest_gap(result: SimulationResult, row: int) -> tuple[int, float, dict[str, float]]:
+    """The token that ends the largest gap of a request, when that was, and its phases, us."""
+    token, end_ns = (int(result.requests[f"itl_max_{name}"][row]) for name in ("token", "end_ns"))
+    return token, end_ns / 1000, _split(result, row, "itl_max")
+
+
 def _run(
     rows: Sequence[Request], *replicas: Spec, fast_forward: bool, layout: Spec | None = None
 ) -> SimulationResult:
@@ -102,6 +108,8 @@ def test_a_prefill_that_stalls_four_decodes_under_vllm_v0_is_charged_to_them(
             "stall": 110,
         }
         assert _split(got, row, "ttft") == {"prefill": 15, "prefill_others": 15}
+        stalled = {"stall": 110, "decode_gpu": 12, "decode_others": 6}
+        assert _largest_gap(got, row) == (4, 194, stalled)
     assert _split(got, 4) == {"queue_step": 16, "prefill": 110}
 
 
@@ -121,6 +129,8 @@ def test_the_same_prompt_under_sarathi_is_many_small_stalls_in_their_own_steps(
             "decode_others": 19 * 6,
             "decode_prefills": 5 * 20,
         }
+        step = {"decode_gpu": 12, "decode_others": 6, "decode_prefills": 20}
+        assert _largest_gap(got, row) == (4, 104, step)  # the first of five alike
     assert _split(got, 4) == {"queue_step": 16, "prefill": 5 * 30, "prefill_decodes": 5 * 8}
 
 
@@ -149,6 +159,9 @@ def test_a_swapped_request_shows_its_swap(fast_forward: bool) -> None:
         "copy": 8,
     }
     assert _split(got, 0)["copy"] == 10
+    # Request 2 has its first token at 19, when it leaves, and the next with the step of 53 to 69.
+    back = {"swapped": 34, "decode_gpu": 12, "decode_others": 2, "copy": 2}
+    assert _largest_gap(got, 2) == (2, 69, back)
 
 
 def test_a_preempted_request_waits_and_computes_again(fast_forward: bool) -> None:
@@ -164,6 +177,7 @@ def test_a_preempted_request_waits_and_computes_again(fast_forward: bool) -> Non
         "reprefill": 15,
         "decode_gpu": 12,
     }
+    assert _largest_gap(got, 1) == (2, 69, {"preempted": 36, "reprefill": 15})
 
 
 def test_the_queue_says_what_the_passes_said(fast_forward: bool) -> None:
@@ -202,6 +216,9 @@ def test_two_pools_show_the_transfer_and_the_wait_for_the_step_under_way(
         "decode_gpu": 24,
     }
     assert _split(got, 1, "ttft") == {"prefill": 14}
+    assert _largest_gap(got, 0) == (2, 35, {"transfer": 9, "decode_gpu": 12})
+    moved = {"transfer_queue": 1, "transfer": 9, "loaded": 3, "decode_gpu": 12}
+    assert _largest_gap(got, 1) == (2, 59, moved)
 
 
 def _cluster(policy: str, **options: Any) -> Cluster:
@@ -228,6 +245,8 @@ def test_a_failure_loses_the_step_and_is_waited_out(fast_forward: bool) -> None:
         "reprefill_failure": 15,
         "decode_gpu": 12,
     }
+    again = {"lost": 6, "queue_no_replica": 10, "reprefill_failure": 15}
+    assert _largest_gap(got, 0) == (2, 45, again)
 
 
 def test_what_is_computed_again_belongs_to_the_last_loss_that_reaches_it() -> None:
@@ -282,6 +301,7 @@ def test_a_straggler_is_a_line_of_its_own(fast_forward: bool) -> None:
     # Decode steps of 12: two at half as much again, the second begun at 32 is not: 14, 32, 44, 56.
     assert_adds_up(got)
     assert _split(got, 0) == {"prefill": 14, "decode_gpu": 36, "slow": 6}
+    assert _largest_gap(got, 0) == (2, 32, {"decode_gpu": 12, "slow": 6})
 
 
 def test_rows_of_a_static_batch_show_padding_and_wait_for_its_end(fast_forward: bool) -> None:
@@ -305,6 +325,8 @@ def test_rows_of_a_static_batch_show_padding_and_wait_for_its_end(fast_forward: 
         "decode_gpu": 24,
     }
     assert _split(got, 1, "ttft") == _split(got, 1)  # all tokens come at the end of the batch
+    assert _largest_gap(got, 0) == (-1, -0.001, {})  # one token has no gap
+    assert _largest_gap(got, 1) == (2, 50, {})
 
 
 class _Noisy:
@@ -346,6 +368,8 @@ def test_noise_is_a_line_of_its_own(fast_forward: bool) -> None:
     assert_adds_up(got)
     expected = {"prefill": 14, "prefill_others": 4, "decode_gpu": 36, "decode_others": 6}
     assert _split(got, 0) == {**expected, "noise": 2}
+    longest = {"decode_gpu": 12, "decode_others": 2, "noise": 1}
+    assert _largest_gap(got, 0) == (2, 33, longest)  # iteration 1
 
 
 def test_the_sums_of_steps_alone_are_those_of_the_model_with_and_without_its_host() -> None:
@@ -366,4 +390,4 @@ def test_groups_name_every_phase_once() -> None:
 
 def test_without_attribution_nothing_is_kept() -> None:
     got = simulate(_arrivals([(0, 4, 2)]), _cluster("orca"), record=Record())
-    assert not any(name.startswith(("e2e_", "ttft_")) for name in got.requests)
+    assert not any(name.startswith(("e2e_", "ttft_", "itl_")) for name in got.requests)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,6 +199,83 @@ def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         run(config(sweep=few), tmp_path / "mine", fresh=True)
     with locked(tmp_path / "out"), pytest.raises(SweepError, match="another phasewise sweep is"):
         run(config(sweep=few), tmp_path / "out")
+
+
+MORE = {
+    "grid": {
+        "workload.arrivals.rate_per_s": [2.5, 5, 20],
+        "variants.sarathi.policy.budget_tokens": [128, 256, 512],
+    }
+}
+
+
+def test_a_sweep_extended_by_points_is_the_larger_sweep_byte_for_byte(
+    swept: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(swept, tmp_path / "out")
+    run(config(sweep=MORE), tmp_path / "whole")
+
+    made = run(config(sweep=MORE), tmp_path / "out", extend=True)
+
+    assert (made.kept, made.runs, made.points) == (8, 18, 9)
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole")
+    one, other = (without_wall(pq.read_table(tmp_path / name / DATA)) for name in ("out", "whole"))
+    assert one.schema.equals(other.schema, check_metadata=True)
+    abouts = [json.loads((tmp_path / name / ABOUT).read_text()) for name in ("out", "whole")]
+    assert abouts[0] == abouts[1]
+    again = run(config(sweep=MORE), tmp_path / "out", extend=True)
+    assert (again.kept, again.runs) == (18, 18)
+
+
+def test_an_extension_that_was_killed_before_its_first_row_goes_on(
+    swept: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(swept, tmp_path / "out")
+
+    class Dies(Here):
+        def run(self, units: Sequence[Unit]) -> Generator[Row | None]:
+            raise KeyboardInterrupt
+            yield
+
+    with pytest.raises(InterruptedRunError, match="8 of 18 runs"):
+        run(config(sweep=MORE), tmp_path / "out", Dies(), extend=True)
+    run(config(sweep=MORE), tmp_path / "out")
+    run(config(sweep=MORE), tmp_path / "whole")
+
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole")
+
+
+def test_what_is_no_larger_sweep_does_not_extend(swept: Path, tmp_path: Path) -> None:
+    shutil.copytree(swept, tmp_path / "out")
+    before = rows(tmp_path / "out")
+    fewer = copy.deepcopy(MORE)
+    fewer["grid"]["workload.arrivals.rate_per_s"] = [2.5, 5]
+    scales = {**MORE, "slo_scales": [1, 3]}
+
+    for sweep, words in (
+        (fewer, r"2 of its 4 points are not among those asked for now, such as workload\.arr"),
+        (scales, "the scales of its targets changed"),
+    ):
+        with pytest.raises(SweepError, match=words):
+            run(config(sweep=sweep), tmp_path / "out", extend=True)
+    one = config(compare=[config()["compare"][0]], sweep=MORE)
+    with pytest.raises(SweepError, match="its variants changed"):
+        run(one, tmp_path / "out", extend=True)
+    with pytest.raises(SweepError, match="--extend to add points"):
+        run(config(sweep=MORE), tmp_path / "out")
+    assert rows(tmp_path / "out") == before
+
+
+def test_a_sweep_whose_trace_changed_is_not_extended(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    given = config(workload={"trace": str(trace)})
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,10,5\n")
+    run({**given, "sweep": {"list": [{"seed": 1}]}}, tmp_path / "out")
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n2,10,5\n")
+
+    more = {**given, "sweep": {"list": [{"seed": 1}, {"seed": 2}]}}
+    with pytest.raises(SweepError, match="cannot be extended: its traces changed"):
+        run(more, tmp_path / "out", extend=True)
 
 
 def test_another_trace_is_another_sweep(tmp_path: Path) -> None:
