@@ -11,6 +11,7 @@ BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+BY_FILE := --dist loadfile --no-loadscope-reorder
 SUB := $(MAKE) --no-print-directory --silent
 
 .PHONY: help demo test slow kernels cluster validate conformance papers bench lint clean
@@ -37,12 +38,12 @@ demo:
 test:
 	@echo "make test: installs the development tools into .venv if need be, then runs the quick tests"
 	@$(SUB) .venv/.installed-dev
-	@$(PYTEST) --dist loadfile $(TESTFLAGS)
+	@$(PYTEST) $(BY_FILE) $(TESTFLAGS)
 
 slow:
 	@echo "make slow: installs the development tools into .venv if need be, then runs the slow tests"
 	@$(SUB) .venv/.installed-dev
-	@$(PYTEST) --dist loadfile -m "slow and not gpu" $(TESTFLAGS)
+	@$(PYTEST) $(BY_FILE) -m "slow and not gpu" $(TESTFLAGS)
 
 kernels:
 	@echo "make kernels: installs torch and triton into .venv if need be, then checks the kernels on the CPU"

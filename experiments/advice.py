@@ -96,7 +96,7 @@ def _why_unknown(config: Mapping[str, Any]) -> str:
     pools = filter(None, map(config["pools"].get, ("colocated", "prefill", "decode")))
     models = {str(pool.get("step_time", {}).get("model", "")) for pool in pools}
     if knows_flops(config):
-        return "its steps were not recorded"
+        return "what its steps computed was not recorded"
     return f"{' and '.join(sorted(models))} step times know no FLOPs"
 
 

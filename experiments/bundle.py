@@ -12,6 +12,7 @@
     migrations.parquet  requests that moved while they ran, or were to; only where they can
     changes.parquet    what happened to replicas: failures, drains, stragglers, slow NICs and so on
     tokens.parquet     when the tokens of the worst requests came (`experiments.worst`)
+    preemptions.parquet  when these were preempted and admitted again; only where some were
     steps.parquet      one row per run of iterations; can be off, no table or figure needs it
     decisions.jsonl    every single iteration with its requests, if wanted (`experiments.exchange`)
     perfetto.json.gz   the run for trace viewers, if wanted
@@ -46,6 +47,7 @@ from sim.records import (
     CHANGE_COLUMNS,
     CHANGES,
     OUTCOMES,
+    PREEMPTIONS,
     STATES,
     STEP_CHUNK,
     STEP_COLUMNS,
@@ -73,6 +75,7 @@ MIGRATIONS = "migrations.parquet"
 POOLS = "pools.parquet"
 CHANGED = "changes.parquet"
 TOKENS = "tokens.parquet"
+PREEMPTED = "preemptions.parquet"
 INDEX = "variants.json"
 """File that lists the bundles of a run, in their order."""
 REPEATED = "replications.json"
@@ -158,6 +161,8 @@ class Bundle(Head):
         changes: Columns of `sim.records.CHANGE_COLUMNS`; empty in bundles of older versions.
         tokens: Columns of `experiments.worst.TOKEN_COLUMNS`, of the worst requests alone; empty in
             bundles of older versions.
+        preemptions: Columns of `sim.records.PREEMPTION_COLUMNS`, of these requests; empty where
+            none of them was preempted.
         steps: Columns of `sim.records.STEP_COLUMNS`; None if not recorded, or written while
             running.
         decisions: Every iteration, to be written; not read back.
@@ -171,6 +176,7 @@ class Bundle(Head):
     steps: Columns | None
     migrations: Columns = field(default_factory=dict)
     tokens: Columns = field(default_factory=dict)
+    preemptions: Columns = field(default_factory=dict)
     pools: Columns = field(default_factory=dict)
     decisions: Sequence[Decision] | None = None
 
@@ -317,6 +323,7 @@ _FILES = frozenset(
         MIGRATIONS,
         CHANGED,
         TOKENS,
+        PREEMPTED,
         STEPS,
         DECISIONS,
         PERFETTO,
@@ -358,6 +365,8 @@ def write_files(bundle: Bundle, folder: Path) -> None:
     _write_table(folder / CHANGED, _table(bundle.changes, {"replica": names, "change": CHANGES}))
     if bundle.tokens:
         _write_table(folder / TOKENS, _table(bundle.tokens, {}))
+    if bundle.preemptions:
+        _write_table(folder / PREEMPTED, _table(bundle.preemptions, {"what": PREEMPTIONS}))
     if bundle.steps is not None:
         with StepsFile(folder) as file:
             file.write(bundle.steps, names)
@@ -551,7 +560,7 @@ def read(folder: Path, *, with_steps: bool = True, attributed: bool = True) -> B
         "replica": names,
         "decode_replica": names,
     }
-    steps = folder / STEPS
+    steps, gone = folder / STEPS, folder / PREEMPTED
     places = {"source": names, "target": names}
     moves, pools = folder / MIGRATIONS, folder / POOLS
     has_steps = with_steps and steps.is_file()
@@ -564,6 +573,7 @@ def read(folder: Path, *, with_steps: bool = True, attributed: bool = True) -> B
         pools=_read_table(pools, {"pool": pools_of(head.replicas)}) if pools.is_file() else {},
         migrations=(_read_table(moves, {**places, "outcome": OUTCOMES}) if moves.is_file() else {}),
         changes=_read_changes(folder / CHANGED, names),
+        preemptions=_read_table(gone, {"what": PREEMPTIONS}) if gone.is_file() else {},
         tokens=_read_table(tokens, {}) if (tokens := folder / TOKENS).is_file() else {},
         steps=_read_table(steps, {"replica": names, "cause": CAUSES}) if has_steps else None,
     )

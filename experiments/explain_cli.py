@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from experiments.guard import guarded
 
 if TYPE_CHECKING:
+    from experiments.advice import Setting
     from experiments.bundle import Bundle
 
 
@@ -26,12 +28,39 @@ def explain(
             metavar="WHAT N", help="The N requests with the largest WHAT: ttft, itl or e2e."
         ),
     ] = None,
+    token: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="The gap before this token of the request, from 2. Simulates again."
+        ),
+    ] = None,
+    gaps: Annotated[
+        int | None,
+        typer.Option(min=1, help="The longest gaps of the request, so many. Simulates again."),
+    ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline", help="The life of the request in the order of time. Simulates again."
+        ),
+    ] = False,
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            help="To simulate again: where relative paths of the config start. "
+            "Default: the results' own folder."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say where the time of a request went, to the nanosecond; or of the median and the P99.
 
-    In a timeline each letter is a phase of the table; they stand in the order of the table, not in
-    that in which they came.
+    In a bar each letter is a group of phases of the table; they stand in the order of the table,
+    but with --timeline in that in which they came.
+
+    Of single gaps between tokens the results keep the largest of each request. For others (--token,
+    --gaps), and for --timeline, the run is simulated again, which takes as long as it took, and
+    held against the results: it has to be the same run.
 
     \b
     Examples:
@@ -39,12 +68,17 @@ def explain(
       phasewise explain results/quickstart/vllm-v0 17
       phasewise explain results/quickstart/vllm-v0 --worst ttft 3
       phasewise explain results/quickstart/vllm-v0 --worst itl 1 --json
+      phasewise explain results/quickstart/vllm-v0 17 --token 40
+      phasewise explain results/quickstart/vllm-v0 17 --gaps 5
+      phasewise explain results/quickstart/vllm-v0 17 --timeline
     """
     from json import dumps
 
     from experiments import advice, attribution, story
     from sim.errors import ConfigError
 
+    asked = {"--token": token, "--gaps": gaps, "--timeline": timeline or None}
+    _check_asked(request, asked, files)
     if request is not None and worst is not None:
         raise ConfigError(f"explain: request {request} and --worst {worst[0]}: give one of them")
     (found, folder), what = _only(folder), worst[0] if worst else "e2e"
@@ -68,11 +102,79 @@ def explain(
     setting = advice.setting_of(
         found.config, attribution.first_failure_ns(found.changes), found.summary.get("arithmetic")
     )
+    if timeline:
+        assert request is not None
+        _life(found, folder, request, files, json=json)
+        return
+    if token is not None or gaps is not None:
+        assert request is not None
+        _single_gaps(found, folder, request, token, gaps, files, setting, json=json)
+        return
     if json:
         typer.echo(dumps([story.values_of(found.requests, row, setting) for row in rows], indent=1))
     else:
         texts = [story.render(found.requests, row, found.label, setting, what) for row in rows]
         typer.echo("\n\n".join(texts) or f"{found.label}: no request has {worst and worst[0]}")
+
+
+def _check_asked(request: int | None, asked: Mapping[str, int | None], files: Path | None) -> None:
+    """Refuse options that need others, or stand for something else."""
+    from sim.errors import ConfigError
+
+    given = [name for name, value in asked.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"explain: {' and '.join(given)}: give one of them")
+    if given and request is None:
+        raise ConfigError(f"explain: {given[0]}: of which request? Give its index")
+    if files is not None and not given:
+        raise ConfigError(f"explain: --files: only {', '.join(asked)} simulate again")
+
+
+def _life(found: Bundle, folder: Path, request: int, files: Path | None, *, json: bool) -> None:
+    from json import dumps
+
+    from experiments import again, life
+    from experiments.attribution import row_of
+
+    row_of(found.requests, request)
+    stretches = again.simulated_again(found, folder, files, follow=(request,)).lives[request]
+    if json:
+        typer.echo(dumps(life.values_of(stretches), indent=1))
+    else:
+        typer.echo(life.render(stretches, found.label, request))
+
+
+def _single_gaps(
+    found: Bundle,
+    folder: Path,
+    request: int,
+    token: int | None,
+    count: int | None,
+    files: Path | None,
+    setting: Setting,
+    *,
+    json: bool,
+) -> None:
+    from json import dumps
+
+    from experiments import again
+    from experiments.attribution import row_of
+
+    row = row_of(found.requests, request)
+    result = again.simulated_again(found, folder, files)
+    if token is not None:
+        split = again.gap_before(result, request, token)
+        arrival_ns = int(found.requests["arrival_ns"][row])
+        text = again.render_gap(split, arrival_ns, setting)
+        typer.echo(dumps(again.values_of(split, setting), indent=1) if json else text)
+        return
+    assert count is not None
+    every = again.gaps_of(result, request)
+    those = again.longest(every, count)
+    if json:
+        typer.echo(dumps([again.values_of(split, setting) for split in those], indent=1))
+    else:
+        typer.echo(again.render_gaps(those, len(every), found, setting))
 
 
 def _only(folder: Path) -> tuple[Bundle, Path]:

@@ -39,7 +39,7 @@ from experiments.step_times import table_files
 from experiments.summary import summarize
 from experiments.version import __version__
 from experiments.workload import Workload, build_workload
-from experiments.worst import token_times
+from experiments.worst import preemptions, token_times
 from sim.cache_metrics import has_cache, saved_prefill_each_s
 from sim.cluster import Cluster
 from sim.event_loop import simulate
@@ -405,6 +405,7 @@ def _bundle(
             if replica.staged_bytes
         },
     )
+    tokens = token_times(result, requests, mask)
     config = experiment.model_dump(mode="json", exclude_none=True)
     if attribution.is_attributed(requests):
         model = cluster.load_model(experiment.model, folder, "model")
@@ -421,7 +422,8 @@ def _bundle(
         transfers=dict(result.transfers),
         migrations=dict(result.migrations) if experiment.migration is not None else {},
         changes=dict(result.changes),
-        tokens=token_times(result, requests, mask),
+        tokens=tokens,
+        preemptions=preemptions(result, tokens),
         steps=None if result.steps is None else dict(result.steps),
         decisions=result.decisions if experiment.record.decisions else None,
         end_ns=result.end_ns,

@@ -47,5 +47,16 @@ def token_times(result: SimulationResult, requests: Requests, measured: Bools) -
     }
 
 
+def preemptions(result: SimulationResult, tokens: dict[str, Ints]) -> dict[str, Ints]:
+    """Of the same requests when they were preempted and admitted again; empty if none was.
+
+    Args:
+        result: Of the run.
+        tokens: Columns `TOKEN_COLUMNS` of the requests.
+    """
+    its = np.isin(result.preemptions["request"], tokens["request"])
+    return {name: column[its] for name, column in result.preemptions.items()} if its.any() else {}
+
+
 def _joined(parts: Iterable[Ints]) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *parts])

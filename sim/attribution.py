@@ -62,9 +62,10 @@ of which the largest of each request is among the results, are split by `sim.gap
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from struct import Struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,6 +76,7 @@ from sim.step_time import Ints, StepTimeModel, StepWork, quiet, without_host
 
 if TYPE_CHECKING:
     from sim.decode_group import DecodeGroup
+    from sim.life_log import FollowedAccount
 
 GROUPS = MappingProxyType(
     {
@@ -137,26 +139,25 @@ class Line:
         cause: Phase of those who wait, since the last change of it.
         since_ns: When that was.
         ns: Time so far by phase, up to `since_ns`.
+        history: Changes of the cause as (ns, phase), once a request that is followed waits here.
     """
 
-    __slots__ = ("cause", "newcomers", "ns", "since_ns")
+    __slots__ = ("cause", "history", "newcomers", "ns", "since_ns")
 
     def __init__(self, now_ns: int) -> None:
         self.newcomers: list[Account] = []
         self.cause = QUEUE_OTHER
         self.since_ns = now_ns
         self.ns = [0] * _CAUSES
+        self.history: list[tuple[int, int]] | None = None
 
     def change(self, cause: int, now_ns: int) -> None:
         """From now on those who wait do so for another reason."""
+        self.ns = self.ns.copy()  # who joined before holds on to what it was then
         self.ns[self.cause] += now_ns - self.since_ns
         self.since_ns, self.cause = now_ns, cause
-
-    def totals(self, now_ns: int) -> list[int]:
-        """Time by phase up to an instant after the last change."""
-        ns = self.ns.copy()
-        ns[self.cause] += now_ns - self.since_ns
-        return ns
+        if self.history is not None:
+            self.history.append((now_ns, cause))
 
     def see(self, now_ns: int) -> None:
         """A pass has looked at the newcomers, and they wait on."""
@@ -207,8 +208,10 @@ class Account:
     """
 
     __slots__ = (
+        "_before",
+        "_cause",
         "_line",
-        "_totals",
+        "_waited_ns",
         "context",
         "extras",
         "first",
@@ -235,8 +238,9 @@ class Account:
         self.context = self.ticked_ns = self.prefills_ns = 0
         self.redo: tuple[tuple[int, int], ...] = ()
         self.extras: tuple[int, ...] = ()
-        self._line: Line | None = None
-        self._totals: list[int] = []
+        self._line: Line | None = None  # where it waits; the rest is as of joining that
+        self._before = _NOTHING
+        self._cause = self._waited_ns = 0
 
     def to(self, state: int, now_ns: int) -> None:
         """It is in another state from now on. (It leaves its decode group through `Ledger`.)"""
@@ -254,15 +258,38 @@ class Account:
     def join_line(self, line: Line, now_ns: int) -> None:
         """A pass has seen it in the queue: it waits for what the passes say."""
         self.to(_IN_LINE, now_ns)
-        self._line, self._totals = line, line.totals(now_ns)
+        self._line, self._before = line, line.ns
+        self._cause, self._waited_ns = line.cause, now_ns - line.since_ns
 
     def _leave_line(self, now_ns: int) -> None:
         line, ns = self._line, self.ns
         assert line is not None
-        passed = zip(ns, line.ns, self._totals, strict=False)  # as long as there are causes
-        ns[:_CAUSES] = [own + after - before for own, after, before in passed]
+        if line.ns is not self._before:  # the cause has changed since
+            passed = zip(ns, line.ns, self._before, strict=False)  # as long as there are causes
+            ns[:_CAUSES] = [own + after - before for own, after, before in passed]
+        ns[self._cause] -= self._waited_ns
         ns[line.cause] += now_ns - line.since_ns
         self._line = None
+
+    def left(self, group: DecodeGroup, ticks: int, now_ns: int, lost_ns: int) -> None:
+        """It has left its decode group, in which its time is accounted for.
+
+        Args:
+            group: Which.
+            ticks: Of it that were the request's.
+            now_ns: The present.
+            lost_ns: Of a step under way, which it leaves too.
+        """
+        self.state, self.since_ns = STALL, now_ns
+
+    def computed(self, begin_ns: int, end_ns: int) -> None:
+        """A step that computed a chunk of it is over, in which its time is accounted for.
+
+        Args:
+            begin_ns: When it began; a part before `since_ns` belongs to another step of it.
+            end_ns: When it ended.
+        """
+        self.since_ns = end_ns
 
     def lose(self, tokens: int, state: int, now_ns: int, again: int = REPREFILL) -> None:
         """What it had computed is gone, and it waits.
@@ -364,6 +391,7 @@ class Sparse:
 
     def __init__(self, width: int) -> None:
         self._width = width
+        self._pack = Struct(f"{width}q").pack  # takes a third of the time of `array.extend`
         self._rows = array("q")  # not compressed yet
         self._kept = 0
         self._places: list[Ints] = []  # of what is not 0: row * width + column, and its value
@@ -371,8 +399,7 @@ class Sparse:
 
     def add(self, *parts: list[int]) -> None:
         """One more row, of parts."""
-        for part in parts:
-            self._rows.extend(part)
+        self._rows.frombytes(self._pack(*chain.from_iterable(parts)))
         if len(self._rows) == _ROWS * self._width:
             self._compress()
 
@@ -421,12 +448,14 @@ class Bills(NamedTuple):
         alone: Step times of its kind of replica.
         begins: (tick, ns), one after the other.
         parts: (tick, phase, ns).
+        padded: (first tick, ns of each).
         lost: (tick, begin, ns).
     """
 
     alone: Alone
     begins: array[int]
     parts: array[int]
+    padded: list[tuple[int, array[int]]]
     lost: list[tuple[int, int, int]]
 
 
@@ -460,14 +489,32 @@ class GapLog:
 
 
 class Attributions:
-    """The accounts of requests that have ended, compactly, and what replicas of a kind share."""
+    """The accounts of requests that have ended, compactly, and what replicas of a kind share.
 
-    def __init__(self) -> None:
+    Args:
+        follow: Requests of which it is kept when they were in which state.
+
+    Attributes:
+        followed: Their accounts, by request.
+    """
+
+    def __init__(self, follow: Collection[int] = ()) -> None:
+        self.followed: dict[int, FollowedAccount] = {}
+        self._follow = follow
         self._bills: list[Bills] = []
         self._rows = Sparse(2 * len(PHASES))  # E2E by phase, then TTFT by phase
         self._joints = array("q")  # of `Account.joints`: request, number of the token
         self._waits = Sparse(len(PHASES))
         self._alone: dict[int, Alone] = {}
+
+    def open(self, index: int, now_ns: int) -> Account:
+        """The account of a request that arrives."""
+        if index not in self._follow:
+            return Account(now_ns)
+        from sim.life_log import FollowedAccount
+
+        account = self.followed[index] = FollowedAccount(now_ns)
+        return account
 
     def alone(self, model: StepTimeModel) -> Alone:
         """The sums of a kind of replica; models live as long as the cluster."""
@@ -478,7 +525,8 @@ class Attributions:
 
     def follow(self, group: DecodeGroup, model: StepTimeModel) -> None:
         """One more decode group, in the order of the logs of their ticks."""
-        self._bills.append(Bills(self.alone(model), group.begins, group.parts, group.lost))
+        kept = (group.begins, group.parts, group.padded, group.lost)
+        self._bills.append(Bills(self.alone(model), *kept))
 
     def add(self, account: Account, index: int) -> None:
         """A request has ended, or the run has; in the order of the outcomes.

@@ -13,7 +13,7 @@ from simpy.events import Event
 
 from sim.admission import Admission, Gate
 from sim.admission import check as check_admission
-from sim.attribution import FETCH, Account
+from sim.attribution import FETCH
 from sim.changes import Changes, OnFailure
 from sim.chunked_pipeline import ChunkedPipelineReplica
 from sim.clock import Instant, Phase, now_ns
@@ -416,7 +416,7 @@ class LiveCluster:
         """Phase (3): reject, or route and let the request join a queue."""
         life = Lifetime(arrival, self.arrived)
         if self.recorder.attributions is not None:
-            life.account = Account(now_ns(self.env))
+            life.account = self.recorder.attributions.open(life.arrival.index, now_ns(self.env))
         self.arrived += 1
         if self._snapshots or self.migrations is not None:
             self.stir()

@@ -39,6 +39,7 @@ class DecodeGroup:
         begins: (tick, when its step began, ns), one after the other, of the ticks whose step did
             not begin as the tick before ended; kept where time is attributed, as the next two.
         parts: (tick, phase, ns) of what prefills and others added to single ticks.
+        padded: (first tick, ns of each): ticks whose steps have rows of padding, without these.
         lost: (the next tick, begin of a step that was lost before it, its ns).
         log: Number of `ends_ns` among the logs of a run; -1 if it is none of them.
     """
@@ -58,6 +59,7 @@ class DecodeGroup:
         "log",
         "lost",
         "needs",
+        "padded",
         "parts",
         "prefills_ns",
         "size",
@@ -83,6 +85,7 @@ class DecodeGroup:
         self.extras: tuple[int, ...] = _NO_EXTRAS
         self.billed_ns = -1
         self.begins, self.parts = array("q"), array("q")
+        self.padded: list[tuple[int, array[int]]] = []
         self.lost: list[tuple[int, int, int]] = []
         self._late_seq = 0
 

@@ -25,6 +25,7 @@ from sim.records import (
     MIGRATION_COLUMNS,
     NARROW_COLUMNS,
     POOL_COLUMNS,
+    PREEMPTION_COLUMNS,
     REQUEST_COLUMNS,
     SERIES_COLUMNS,
     STEP_COLUMNS,
@@ -34,6 +35,7 @@ from sim.records import (
     Recorder,
     SimulationResult,
     columns,
+    in_time,
 )
 from sim.request import NEVER, Arrival, Ints, Trace
 
@@ -224,12 +226,14 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
     index = requests["index"]
     position = np.zeros(int(index[-1]) + 1 if len(index) else 1, np.int64)
     position[index] = np.arange(len(index))
-    gap_log = None
+    gap_log, lives = None, {}
     if recorder.attributions is not None:
         requests |= recorder.attributions.columns(table["index"])
         gap_log = recorder.attributions.gap_log()
         splits = GapSplits(gap_log, spans, logs, index, requests["prompt_tokens"])
         requests |= splits.columns()
+        followed = recorder.attributions.followed.items()
+        lives = {index: account.life(splits) for index, account in followed}
     requests["largest_itl_ns"] = largest_gaps(spans, logs, len(index), position)
     narrow = {
         name: column.astype(NARROW_COLUMNS.get(name, np.int64)) for name, column in requests.items()
@@ -255,6 +259,8 @@ def _result(live: LiveCluster, recorder: Recorder, end_ns: int) -> SimulationRes
         decisions=recorder.decisions,
         logs=logs,
         spans=spans,
+        preemptions=in_time(columns(recorder.preemptions, PREEMPTION_COLUMNS)),
+        lives=lives,
         gap_log=gap_log,
     )
     result.migrations["resumed_ns"] = _resumed(result)

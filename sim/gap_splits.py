@@ -34,6 +34,7 @@ from sim.attribution import (
     DECODE_OTHERS,
     ITL_COLUMNS,
     LOST,
+    PADDING,
     PHASES,
     STALL,
     Bills,
@@ -203,7 +204,7 @@ class GapSplits:
         """Their time by phase, ns, shape (n, phases)."""
         ns = self._waited(gaps)
         joined_ns = gaps.since_ns + ns.sum(axis=1)
-        for log in np.unique(gaps.log[gaps.log >= 0]).tolist():
+        for log in np.flatnonzero(np.bincount(gaps.log[gaps.log >= 0])).tolist():
             rows = np.flatnonzero(gaps.log == log)
             self._split_in_group(gaps, rows, joined_ns[rows], log, ns)
         assert (ns.sum(axis=1) == gaps.ns).all(), "parts of a gap between tokens are not the whole"
@@ -225,24 +226,43 @@ class GapSplits:
 
     def _split_in_group(self, gaps: Gaps, rows: Ints, joined_ns: Ints, log: int, ns: Ints) -> None:
         """Add what rows whose token came with a tick of one decode group have after joining it."""
-        ends, bills = self._logs[log], self._log.bills[log]
         tick = gaps.tick[rows]
-        begin = _begins(tick, ends, bills)
-        lost = _lost(tick, joined_ns, bills)
+        prompt = self._prompt_tokens[np.searchsorted(self._index, gaps.request[rows])]
+        begin, _, steps = self.steps(log, tick, prompt + gaps.number[rows] - 1)
+        lost = _lost(tick, joined_ns, self._log.bills[log])
+        ns[rows] += steps
         ns[rows, LOST] += lost
         ns[rows, STALL] += begin - joined_ns - lost
+
+    def steps(self, log: int, tick: Ints, stored_tokens: Ints) -> tuple[Ints, Ints, Ints]:
+        """Steps of ticks of a decode group, as seen by requests that took part.
+
+        Args:
+            log: Of the group.
+            tick: Which, (n,).
+            stored_tokens: Of the request before each, (n,).
+
+        Returns:
+            When each began and ended, (n,), and its time by phase, (n, phases).
+        """
+        ends, bills = self._logs[log], self._log.bills[log]
+        begin = _begins(tick, ends, bills)
         rest = ends[tick] - begin
+        ns = np.zeros((len(tick), len(PHASES)), np.int64)
+        ns[:, PADDING] = _padding(tick, rest, bills)
         parts = _table(bills.parts, 3)
+        parts = parts[np.argsort(parts[:, 0], kind="stable")]
         of, these = _ranges(
             np.searchsorted(parts[:, 0], tick), np.searchsorted(parts[:, 0], tick, side="right")
         )
-        np.add.at(ns, (rows[of], parts[these, 1]), parts[these, 2])
-        np.subtract.at(rest, of, parts[these, 2])
-        prompt = self._prompt_tokens[np.searchsorted(self._index, gaps.request[rows])]
-        gpu, host = bills.alone.steps(prompt + gaps.number[rows] - 1)
-        ns[rows, DECODE_GPU] += gpu
-        ns[rows, DECODE_HOST] += host
-        ns[rows, DECODE_OTHERS] += rest - gpu - host
+        np.add.at(ns, (of, parts[these, 1]), parts[these, 2])
+        ns[:, DECODE_GPU], ns[:, DECODE_HOST] = bills.alone.steps(stored_tokens)
+        ns[:, DECODE_OTHERS] = rest - ns.sum(axis=1)
+        return begin, ends[tick], ns
+
+    def lost_steps(self, log: int) -> list[tuple[int, int, int]]:
+        """(the next tick, begin, ns) of steps of a decode group that were lost."""
+        return self._log.bills[log].lost
 
 
 def _table(flat: array[int], width: int) -> Ints:
@@ -268,6 +288,22 @@ def _begins(tick: Ints, ends: Ints, bills: Bills) -> Ints:
     begin = ends[np.maximum(tick - 1, 0)]
     begin[said] = begins[at[said], 1]
     return begin
+
+
+def _padding(tick: Ints, length_ns: Ints, bills: Bills) -> Ints:
+    """Of steps of ticks what rows of padding added, where that is kept run by run."""
+    padding = np.zeros(len(tick), np.int64)
+    if not bills.padded:
+        return padding
+    firsts = np.array([first for first, _ in bills.padded])
+    many = np.array([len(lengths) for _, lengths in bills.padded])
+    places = np.cumsum(many) - many
+    real = np.concatenate([np.frombuffer(lengths, np.int64) for _, lengths in bills.padded])
+    run = np.searchsorted(firsts, tick, side="right") - 1
+    place = tick - firsts[run]
+    padded = (run >= 0) & (place < many[run])
+    padding[padded] = length_ns[padded] - real[(places[run] + place)[padded]]
+    return padding
 
 
 def _lost(tick: Ints, joined_ns: Ints, bills: Bills) -> Ints:

@@ -6,6 +6,7 @@ running totals, which a request reads when it joins and when it leaves.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from operator import sub
 from types import MappingProxyType
@@ -79,6 +80,7 @@ class Ledger:
         self._lives, self._own, self._alone, self._varying = lives, own, alone, varying
         self.line = Line(now_ns)
         self.cause, self.held = 0, False
+        self._decoding, self._prefilling = StepWork(), StepWork()  # used again and again
 
     # --- who waits
 
@@ -170,7 +172,7 @@ class Ledger:
             ns[DECODE_OTHERS] += ticked - others - gpu - host
         ns[LOST] += lost_ns
         ns[STALL] += now_ns - account.since_ns - ticked - lost_ns
-        account.state, account.since_ns = STALL, now_ns
+        account.left(group, ticks, now_ns, account.lost_ns)
         for tick, _, lost in reversed(group.lost):
             if tick < group.clock:
                 break
@@ -187,16 +189,63 @@ class Ledger:
         ends = flight.ends_ns
         begin, end = ends[first - 1] if first else flight.start_ns, ends[upto - 1]
         plain = flight.model is self._own and not self._varying
-        plain = plain and not (flight.copied_ns or flight.idle_ns)
-        group = flight.group
+        usual, group = plain and flight.batch.padding is None, flight.group
         if flight.ticks:
             if begin != group.billed_ns:
                 group.begins.extend((group.clock - upto + first, begin))
             group.billed_ns = end
-        if plain and not flight.chunks and flight.batch.padding is None:
+        if usual and not (flight.chunks or flight.copied_ns or flight.idle_ns):
             group.ticked_ns += end - begin
-            return
-        self._bill_parts(flight, first, upto - first, begin, end)
+        elif usual and upto == 1:
+            self._bill_one(flight, begin, end)
+        elif plain and not flight.chunks and not (flight.copied_ns or flight.idle_ns):
+            self._bill_padded(flight, first, upto - first, end - begin)
+        else:
+            self._bill_parts(flight, first, upto - first, begin, end)
+
+    def _bill_one(self, flight: Flight, begin: int, end: int) -> None:
+        """As `_bill_parts`: one iteration at the usual time, with chunks, copies or bubbles."""
+        group, pieces = flight.group, flight.pieces
+        copied, bubble = flight.copied_ns, flight.idle_ns
+        real = end - begin - copied - bubble
+        each: list[tuple[int, Sequence[int]]] = []
+        if copied:
+            each.append((COPY, (copied,)))
+        if bubble:
+            each.append((BUBBLE, (bubble,)))
+        if flight.ticks:
+            group.ticked_ns += end - begin
+            if pieces:
+                work, rows = self._decoding, flight.decodes
+                work.decode_rows = work.attending_rows = work.sampled_rows = rows
+                work.context_tokens, work.context_spread = flight.context_tokens, flight.spread
+                prefills = real - self._alone.quiet.step_ns(work, 0)
+                group.prefills_ns += prefills
+                if prefills:
+                    group.parts.extend((group.clock - 1, DECODE_PREFILLS, prefills))
+            if each:
+                self._note_each(group, each, 1)
+        if pieces:
+            own = self._prefills_ns(flight) if flight.ticks else real
+            self._bill_chunks(flight, 0, 1, begin, end, real, own, each)
+
+    def _prefills_ns(self, flight: Flight) -> int:
+        """The step of the chunks of the first iteration, which has no padding, without decodes."""
+        work, whole = self._prefilling, flight.work
+        work.chunks, work.sampled_rows = flight.pieces, len(flight.pieces)
+        work.prefill_tokens, work.prefill_tokens_sq = whole.prefill_tokens, whole.prefill_tokens_sq
+        work.prefill_pairs_x2 = whole.prefill_pairs_x2
+        return self._alone.quiet.step_ns(work, 0)
+
+    def _bill_padded(self, flight: Flight, first: int, n: int, ticked: int) -> None:
+        """As `_bill_parts`: decodes at the usual time, with rows of padding."""
+        group = flight.group
+        real = self._each(flight, first, n, (), decodes=True)
+        group.ticked_ns += ticked
+        extras = list(group.extras)
+        extras[_PLACE[PADDING]] += ticked - sum(real)
+        group.extras = tuple(extras)
+        group.padded.append((group.clock - n, array("q", real)))
 
     def _bill_parts(self, flight: Flight, first: int, n: int, begin: int, end: int) -> None:
         """As `bill`, where a step is more than the decodes at the usual time."""
@@ -228,7 +277,10 @@ class Ledger:
         if flight.ticks:
             self._bill_ticks(flight, first, end - begin, real, each)
         if pieces:
-            self._bill_chunks(flight, first, n, begin, end, sum(real), each)
+            own = sum(real)
+            if flight.ticks:
+                own = self._sum(flight, first, n, pieces, decodes=False)
+            self._bill_chunks(flight, first, n, begin, end, sum(real), own, each)
 
     def _bill_ticks(
         self,
@@ -241,21 +293,25 @@ class Ledger:
         """What ticks of a decode group were made of, beside the decodes: in all and one by one."""
         group, n = flight.group, len(real)
         group.ticked_ns += ticked
-        tick, parts = group.clock - n, list(each)
         if flight.pieces:
             decodes = self._each(flight, first, n, (), decodes=True)
             prefills = list(map(sub, real, decodes))
             group.prefills_ns += sum(prefills)
-            parts.append((DECODE_PREFILLS, prefills))
-        for i in range(n):
-            for phase, lengths in parts:
-                if lengths[i]:
-                    group.parts.extend((tick + i, phase, lengths[i]))
+            for tick, length in enumerate(prefills, start=group.clock - n):
+                if length:
+                    group.parts.extend((tick, DECODE_PREFILLS, length))
         if each:
-            extras = list(group.extras)
-            for phase, lengths in each:
-                extras[_PLACE[phase]] += sum(lengths)
-            group.extras = tuple(extras)
+            self._note_each(group, each, n)
+
+    def _note_each(self, group: DecodeGroup, each: list[tuple[int, Sequence[int]]], n: int) -> None:
+        """What else `n` ticks that are over were made of, in all and one by one."""
+        extras = list(group.extras)
+        for phase, lengths in each:
+            extras[_PLACE[phase]] += sum(lengths)
+            for tick, length in enumerate(lengths, start=group.clock - n):
+                if length:
+                    group.parts.extend((tick, phase, length))
+        group.extras = tuple(extras)
 
     def _usual(
         self, flight: Flight, first: int, n: int, lengths: Sequence[int]
@@ -284,10 +340,11 @@ class Ledger:
         begin: int,
         end: int,
         real: int,
+        prefills: int,
         each: list[tuple[int, Sequence[int]]],
     ) -> None:
+        """Iterations of a flight, of so much time in all and for its chunks without decodes."""
         pieces = flight.pieces
-        prefills = self._sum(flight, first, n, pieces, decodes=False) if flight.ticks else real
         for (request, _), piece in zip(flight.chunks, pieces, strict=True):
             life = self._lives.get(request)
             account = None if life is None else life.account
@@ -310,7 +367,7 @@ class Ledger:
             for phase, lengths in each:
                 ns[phase] += sum(lengths)
             ns[BUBBLE] -= overlap
-            account.since_ns = end
+            account.computed(begin, end)
 
     def _anew(
         self, flight: Flight, first: int, n: int, piece: tuple[int, int], redo: int, own: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from types import MappingProxyType
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sim.clock import Instant
     from sim.flight import Flight
     from sim.gap_splits import GapSplits
+    from sim.life_log import Stretch
     from sim.network import LinkUse
     from sim.replica import Replica
     from sim.transfer import Transfer
@@ -195,9 +196,9 @@ class Lifetime:
 
         (That comes with the end of its prefill.)
         """
-        if self.account is not None:
-            self.account.decoded(last_ns)
         self.delivered += tokens
+        if self.account is not None and self.delivered < self.arrival.output_tokens:
+            self.account.decoded(last_ns)
         self.last_token_ns = last_ns
 
     def goes_to(self, phase: int, now_ns: int) -> None:
@@ -243,6 +244,8 @@ class Record:
         series_span_ns: Time that the grid divides: the arrival window. A run of more than four
             spans doubles the step.
         attribution: Where the time of each request went (`sim.attribution`).
+        follow: Requests, by index, whose lives are kept as well (`sim.life_log`), where time is
+            attributed.
         decisions: Every single decision, for comparison with other simulators (slow).
         on_steps: Called with the columns of the step log and the names of the replicas that there
             have been, whenever `STEP_CHUNK` rows are full, and with the rest at the end;
@@ -256,6 +259,7 @@ class Record:
     series_span_ns: int = 0
     decisions: bool = False
     attribution: bool = False
+    follow: Collection[int] = ()
     on_steps: Callable[[dict[str, Ints], Sequence[str]], None] | None = None
     on_step: Callable[[], object] | None = None
 
@@ -349,8 +353,9 @@ class Recorder:
         self.changes = array("q")
         self.migrations = array("q")
         self.fetches = array("q")
+        self.preemptions = array("q")
         self.decisions: list[Decision] = []
-        self.attributions = Attributions() if record.attribution else None
+        self.attributions = Attributions(record.follow) if record.attribution else None
         self.names: list[str] = []  # of the replicas, by place
         self.logs: list[array[int]] = []
 
@@ -416,6 +421,10 @@ class Recorder:
     def event(self, index: int, code: int, now_ns: int, replica: int) -> None:
         """A change of a request's state; refers to the last row of the step log."""
         self.events.extend((index, code, now_ns, replica, self.step_rows - 1))
+
+    def preempted(self, index: int, what: int, now_ns: int) -> None:
+        """A request is preempted, or runs again: one of `PREEMPTIONS`."""
+        self.preemptions.extend((index, what, now_ns))
 
     def outcome(self, life: Lifetime, state: int, reason: str, end_ns: int, emitted: int) -> None:
         """The request has ended, or the run has."""
@@ -532,6 +541,10 @@ MIGRATION_COLUMNS = (
     "bytes",
     "outcome",
 )
+# When requests were preempted, and when they were admitted again.
+PREEMPTIONS = ("preempted", "swapped_out", "admitted_again")
+RECOMPUTED, SWAPPED_OUT, ADMITTED_AGAIN = range(3)
+PREEMPTION_COLUMNS = ("request", "what", "time_ns")
 # Prefixes fetched from one replica's cache into another's, those called off left out.
 FETCH_COLUMNS = ("request", "source", "target", "start_ns", "end_ns", "tokens", "bytes")
 # `prefilled_ns`: when the prefill had ended whose KV it is; `alone_ns`: how long it would take with
@@ -554,6 +567,12 @@ def columns(flat: array[int], names: Sequence[str]) -> dict[str, npt.NDArray[np.
     if table is None:
         return {name: np.zeros(0, np.int64) for name in names}
     return {name: table[:, i].copy() for i, name in enumerate(names)}
+
+
+def in_time(table: dict[str, Ints]) -> dict[str, Ints]:
+    """Rows in order of time, those of an instant in that of their requests."""
+    order = np.lexsort((table["request"], table["time_ns"]))
+    return {name: column[order] for name, column in table.items()}
 
 
 @dataclass
@@ -586,6 +605,9 @@ class SimulationResult:
             one more than the batches that were under way at once).
         spans: Token times by reference, one row per stretch, in order of request, then time:
             request, log (-1: one instant), first tick (or time), tokens.
+        lives: Of each request that was followed its life, in order of time.
+        preemptions: Columns `PREEMPTION_COLUMNS`, in order of time, then request; codes are those
+            of `PREEMPTIONS`. Empty where time is not attributed.
         gap_log: What single gaps between tokens are split by (`gap_splits`), where time is
             attributed.
     """
@@ -608,6 +630,8 @@ class SimulationResult:
     decisions: list[Decision] = field(default_factory=list)
     logs: list[Ints] = field(default_factory=list)
     spans: Ints = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    lives: dict[int, list[Stretch]] = field(default_factory=dict)
+    preemptions: dict[str, Ints] = field(default_factory=dict)
     gap_log: GapLog | None = None
 
     def token_times_ns(self, index: int) -> Ints:

@@ -7,7 +7,7 @@ from itertools import chain
 
 from sim.errors import StuckError, called
 from sim.flight import Flight
-from sim.records import ADMITTED, Lifetime
+from sim.records import ADMITTED, ADMITTED_AGAIN, Lifetime
 from sim.replica_parts import ReplicaParts
 from sim.request import NEVER, Request
 
@@ -33,6 +33,8 @@ class ReplicaAccounts(ReplicaParts):
             if self._ledger is not None and request.seat >= 0:
                 assert life.account is not None
                 self._ledger.admitted(life.account, now)
+                if life.preemptions:
+                    self._recorder.preempted(request.index, ADMITTED_AGAIN, now)
 
     def _note_cached(self, request: Request, life: Lifetime) -> None:
         """What a request found: of its prompt when it first starts, later of what it had lost."""

@@ -20,7 +20,7 @@ from sim.ledger import Ledger
 from sim.pace import Pace, PacedStepTime
 from sim.policy import ReplicaState
 from sim.queue import ChangingOrder
-from sim.records import PREEMPTED, Ahead, Lifetime, Recorder
+from sim.records import PREEMPTED, RECOMPUTED, SWAPPED_OUT, Ahead, Lifetime, Recorder
 from sim.replica_spec import UP, ReplicaSpec, Surroundings, refuse_company
 from sim.request import NEVER, Request
 from sim.step_time import ReplicaStepTime, StepWork, asks_spread, bound, varies
@@ -353,7 +353,9 @@ class ReplicaParts:
         if self._ledger is not None:
             assert life.account is not None
             swapped = request in self.state.swapped
-            self._ledger.preempted(life.account, lost_tokens, self.state.now_ns, swapped=swapped)
+            now, what = self.state.now_ns, SWAPPED_OUT if swapped else RECOMPUTED
+            self._ledger.preempted(life.account, lost_tokens, now, swapped=swapped)
+            self._recorder.preempted(request.index, what, now)
         if self._keeps_events:
             self._recorder.event(request.index, PREEMPTED, self.state.now_ns, self.place)
 

@@ -35,7 +35,7 @@ from sim.cluster import Cluster, LiveCluster
 from sim.errors import ConfigError, called
 from sim.event_loop import simulate
 from sim.policy import ReplicaView, Router
-from sim.records import Lifetime, Record, Recorder, SimulationResult
+from sim.records import Lifetime, Record, Recorder, SimulationResult, in_time
 from sim.request import Arrival, Ints, Request
 
 NOWHERE = -1
@@ -247,8 +247,15 @@ def merged(outcomes: Sequence[Outcome]) -> SimulationResult:
         series=_series(outcomes, longest),
         logs=logs,
         spans=_spans(results, begin),
+        preemptions=_preemptions(results),
+        lives={index: life for result in results for index, life in result.lives.items()},
         gap_log=_gap_log(results),
     )
+
+
+def _preemptions(results: Sequence[SimulationResult]) -> dict[str, Ints]:
+    tables = [result.preemptions for result in results]
+    return in_time({name: np.concatenate([table[name] for table in tables]) for name in tables[0]})
 
 
 def _gap_log(results: Sequence[SimulationResult]) -> GapLog | None:

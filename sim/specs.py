@@ -8,6 +8,8 @@ dense (without sparsity).
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -364,10 +366,16 @@ def sheet_names(kind: str) -> list[str]:
 
 def read_sheet(kind: str, name: str) -> dict[str, Any]:
     """A sheet as it stands in its file."""
+    text = _sheets(kind).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return copy.deepcopy(_parsed(text))
+
+
+@functools.cache
+def _parsed(text: str) -> dict[str, Any]:
+    """Each variant of a config asks for the same sheets several times."""
     # Imported here: a run that names no model or device must not pay for a YAML parser.
     import yaml
 
-    text = _sheets(kind).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     sheet: dict[str, Any] = yaml.safe_load(text)
     return sheet
 

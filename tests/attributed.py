@@ -12,7 +12,8 @@ import pytest
 
 from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, PHASES, TTFT_COLUMNS
 from sim.clock import now_ns
-from sim.records import Lifetime, SimulationResult
+from sim.life_log import FollowedAccount
+from sim.records import ADMITTED_AGAIN, Lifetime, SimulationResult
 from sim.replica_ends import ReplicaEnds
 
 MAY_BE_NEGATIVE = {
@@ -44,10 +45,30 @@ def assert_adds_up(result: SimulationResult) -> None:
         assert not table[f"e2e_{phase}_ns"].any(), phase
     largest = np.sum([table[f"itl_max_{phase}_ns"] for phase in PHASES], axis=0)
     assert largest.tolist() == np.maximum(table["largest_itl_ns"], 0).tolist()
+    stops = result.preemptions
+    left = stops["request"][stops["what"] != ADMITTED_AGAIN]
     for row, index in enumerate(table["index"].tolist()):
+        assert (left == index).sum() == table["preemptions"][row]
         gaps = np.diff(result.token_times_ns(index))
         token = int(table["itl_max_token"][row])
         assert token == (int(np.argmax(gaps)) + 2 if len(gaps) else -1)
+
+
+def assert_lives(result: SimulationResult) -> None:
+    """Lives are complete, in order, and their stretches add up to what the accounts say."""
+    for index, life in result.lives.items():
+        (row,) = np.flatnonzero(result.requests["index"] == index)
+        end_ns = int(result.requests["end_ns"][row])
+        at = int(result.requests["arrival_ns"][row])
+        sums = dict.fromkeys(PHASES, 0)
+        for stretch in life:
+            assert stretch.begin_ns == at
+            assert sum(stretch.ns.values()) == stretch.end_ns - stretch.begin_ns >= 0
+            at = stretch.end_ns
+            for phase, ns in stretch.ns.items():
+                sums[phase] += ns
+        assert at == (result.end_ns if end_ns < 0 else end_ns)
+        assert sums == {name: int(result.requests[f"e2e_{name}_ns"][row]) for name in PHASES}
 
 
 def assert_alike(one: SimulationResult, other: SimulationResult) -> None:
@@ -73,6 +94,8 @@ class TokenByToken:
             if flight.ticks and request.group is group and not replica._late:
                 account = copy.copy(life.account)
                 account.ns = account.ns.copy()
+                if isinstance(account, FollowedAccount):
+                    account.parts = []  # those of the copy
                 ledger.left(account, group, group.clock - request.since, now_ns(replica.env), 0)
                 self.ns.setdefault(request.index, []).append(account.ns)
 

@@ -125,6 +125,25 @@ def _floors_hold(held_floors: HeldFloors, request: pytest.FixtureRequest) -> Ite
         pytest.fail("; ".join(breaches), pytrace=False)
 
 
+LONGEST = (
+    *("test_readme.py", "test_in_browser.py", "test_second_failures.py", "test_conformance.py"),
+    *("test_packaging.py", "test_contributing.py", "test_capacity.py", "test_second.py"),
+    *("test_config_odd_values.py", "test_cli.py", "test_policies.py", "test_attribution.py"),
+    *("test_run_process.py", "test_cancellations.py", "test_replications.py", "test_coverage.py"),
+    *("test_second_cached.py", "test_run.py", "test_sweep.py", "test_new.py"),
+)
+"""Files of tests, quick or slow, that take long."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: of several processes none shall be left with one at the end.
+
+    (A file runs in one process, so that what its tests share is made once: ``--dist loadfile``.)
+    """
+    order = {name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what the random workloads of this run covered, and what was skipped."""
     _say_what_was_covered(terminalreporter)

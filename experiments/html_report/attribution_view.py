@@ -22,6 +22,8 @@ from sim.metrics import NS_PER_S, PER_REQUEST, Floats, Ints
 from sim.slo import request_classes
 
 PERCENTILES = (0.5, 0.99)
+_PREFIXES = MappingProxyType({"e2e": "e2e", "ttft": "ttft", "largest_itl": "itl_max"})
+"""What has bars, by metric of requests, and how its columns begin."""
 _HALF_BAND = 0.005
 
 NAMES = MappingProxyType(
@@ -85,19 +87,32 @@ def parts(bundle: Bundle, folder: Path, classes: Sequence[str]) -> dict[str, Any
     bands = {
         (name, key): [_band(bundle, mask, key, q) for q in PERCENTILES]
         for name, mask in _groups(bundle, classes).items()
-        for key in ("e2e", "ttft")
+        for key in _PREFIXES
+        if key != "largest_itl" or read_columns(folder, ["itl_max_other_ns"])  # an older bundle
     }
     bars: dict[str, Any] = {}
     for (name, key), of in bands.items():
         bars.setdefault(name, {})[key] = [_bar(bundle, key, rows) for rows in of]
     for phase in PHASES:
-        for key in ("e2e", "ttft"):
+        for key in {key: None for _, key in bands}:
             # An older bundle may lack the column of a phase that there was not.
-            for column in read_columns(folder, [f"{key}_{phase}_ns"]).values():
+            for column in read_columns(folder, [f"{_PREFIXES[key]}_{phase}_ns"]).values():
                 for name in bars:
                     for bar, rows in zip(bars[name][key], bands[name, key], strict=True):
                         _add(bar, phase, column, rows)
-    return {"bars": bars}
+    return {"bars": bars, "said": _said(bundle.summary.get("attribution", {}))}
+
+
+def _said(told: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Of all requests (empty name) and of each class the sentence on its P99 request, by metric."""
+    return {
+        "" if name == "overall" else name: {
+            key: block[key]["p99"]["sentence"]
+            for key in ("e2e", "ttft")
+            if "p99" in block.get(key, {})
+        }
+        for name, block in told.items()
+    }
 
 
 def _groups(bundle: Bundle, classes: Sequence[str]) -> dict[str, Any]:
@@ -141,11 +156,17 @@ def bars(per_variant: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> di
     }
 
 
-def of_rows(folder: Path, rows: Sequence[int]) -> list[list[list[Any]]]:
-    """Of each of these requests its phases and their time until its end, ns; empty if unknown."""
+def of_rows(folder: Path, rows: Sequence[int], of: str = "e2e") -> list[list[list[Any]]]:
+    """Of each of these requests its phases and their time, ns; empty if unknown.
+
+    Args:
+        folder: Of the bundle.
+        rows: Of the requests.
+        of: What: ``e2e``, ``ttft``, or ``itl_max``, its largest gap between tokens.
+    """
     found: list[list[list[Any]]] = [[] for _ in rows]
     for phase in PHASES:
-        for column in read_columns(folder, [f"e2e_{phase}_ns"]).values():
+        for column in read_columns(folder, [f"{of}_{phase}_ns"]).values():
             for at, row in enumerate(rows):
                 if ns := int(column[row]):
                     found[at].append([phase, ns])

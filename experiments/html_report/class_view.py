@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from experiments.bundle import Bundle, Head
 from experiments.cdf import curve_of_values
 from experiments.cdf_figure import SHOWN_IN_MS
@@ -13,35 +15,44 @@ from experiments.html_report.cdf_view import points
 from experiments.panels import MOST
 from experiments.report import measured
 from sim.metric_definitions import METRICS
-from sim.metrics import PER_REQUEST
+from sim.metrics import PER_REQUEST, Floats
 from sim.slo import request_classes, select
 
 KEYS = ("ttft", "tpot", "e2e")
 """Metrics that are shown by class."""
 
 
-def curves(bundle: Bundle, names: Sequence[str], most: int) -> dict[str, Any]:
-    """The curves of one variant: metric to class to points.
+def curves(runs: Sequence[Bundle], names: Sequence[str], most: int) -> dict[str, Any]:
+    """The curves of one variant, over all its runs: metric to class to points.
 
     Args:
-        bundle: Of the variant.
+        runs: All of the variant.
         names: Of the classes that are shown.
         most: Points of a curve.
     """
     if not names:
         return {}
-    requests = measured(bundle)
-    of = request_classes(requests)
-    rows = {name: select(requests, of == name) for name in names}
     made: dict[str, Any] = {}
+    values = [_by_class(run, names) for run in runs]
     for key in KEYS:
         scale = 1e3 if key in SHOWN_IN_MS else 1.0
-        found = {name: curve_of_values(PER_REQUEST[key](rows[name])) for name in names}
+        found = {
+            name: curve_of_values(np.concatenate([each[key, name] for each in values]))
+            for name in names
+        }
         made[key] = {
             name: None if curve is None else points(curve, scale, most)
             for name, curve in found.items()
         }
     return made
+
+
+def _by_class(run: Bundle, names: Sequence[str]) -> dict[tuple[str, str], Floats]:
+    """Each metric of the measured requests of each class, s."""
+    requests = measured(run)
+    of = request_classes(requests)
+    rows = {name: select(requests, of == name) for name in names}
+    return {(key, name): PER_REQUEST[key](rows[name]) for key in KEYS for name in names}
 
 
 def shown_classes(heads: Sequence[Head]) -> list[str]:

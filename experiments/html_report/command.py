@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,19 @@ class _Room:
     tokens: int
 
     @classmethod
-    def of(cls, variants: int, classes: int) -> _Room:
-        """Shares of what a page has room for."""
+    def of(cls, variants: int, classes: int, runs: int) -> _Room:
+        """Shares of what a page has room for.
+
+        Args:
+            variants: On the page.
+            classes: With panels of their own.
+            runs: That can be looked at one by one, of all variants together.
+        """
         return cls(
             curve=max(60, min(1000, _CURVE_POINTS // variants // (10 + 3 * classes))),
-            series=max(100, min(2000, _SERIES_POINTS // variants // 5)),
-            timeline=timeline_view.Budget(_SLICES // variants, _CELLS // variants),
-            tokens=max(60, min(2000, _TOKENS // variants // 30)),
+            series=max(100, min(2000, _SERIES_POINTS // runs // 5)),
+            timeline=timeline_view.Budget(_SLICES // runs, _CELLS // runs),
+            tokens=max(60, min(2000, _TOKENS // runs // 30)),
         )
 
 
@@ -94,7 +100,8 @@ def collect(heads: Sequence[Head], folders: Sequence[Path]) -> tuple[str, dict[s
             "folders of some"
         )
     classes = class_view.shown_classes(heads)
-    room = _Room.of(len(heads), len(classes))
+    runs = sum(runs_view.count_shown(folder) for folder in folders)
+    room = _Room.of(len(heads), len(classes), runs)
     each = [_of_one(folder, classes, room) for folder in folders]
     names = list(dict.fromkeys(str(head.config.get("name", "")) for head in heads))
     title = ", ".join(filter(None, names)) or "results"
@@ -111,10 +118,9 @@ def collect(heads: Sequence[Head], folders: Sequence[Path]) -> tuple[str, dict[s
         "percentiles": [f"{100 * q:.6g}" for q in cdf_view.PERCENTILES],
         "cdfs": cdf_view.charts([one["cdf"] for one in each]),
         "attribution": attribution_view.bars([one["attribution"] for one in each], classes),
-        "series": time_view.panels([one["series"] for one in each]),
         "classes": class_view.panels(heads, classes, [one["classes"] for one in each]),
-        "timelines": [one["timeline"] for one in each],
-        "worst": [one["worst"] for one in each],
+        "views": [_views(each, at) for at in range(max(len(one["runs"]) for one in each))],
+        "one_run": runs_view.one_run(heads, [one["runs"] for one in each], folders),
         "provenance": page.provenance(
             unique_labels(heads),
             [bundle.dump_config(head.config) for head in heads],
@@ -128,15 +134,33 @@ def collect(heads: Sequence[Head], folders: Sequence[Path]) -> tuple[str, dict[s
 def _of_one(folder: Path, classes: Sequence[str], room: _Room) -> dict[str, Any]:
     """What the page shows of one variant; its tables are let go of at the end."""
     read = bundle.read(folder, with_steps=False, attributed=False)
-    rows = worst_view.rows_of(read)
-    in_turn = worst_view.in_turn(rows)
+    runs = runs_view.runs_of(read, folder)
     return {
-        "cdf": cdf_view.curves(runs_view.runs_of(read, folder), room.curve),
+        "cdf": cdf_view.curves([run for run, _ in runs], room.curve),
         "attribution": attribution_view.parts(read, folder, classes),
+        "classes": class_view.curves([run for run, _ in runs], classes, room.curve),
+        "runs": [_of_one_run(run, at, room) for run, at in runs[: runs_view.MOST_SHOWN]],
+    }
+
+
+def _of_one_run(read: bundle.Bundle, folder: Path, room: _Room) -> dict[str, Any]:
+    """What is of one run of a variant alone."""
+    rows = worst_view.rows_of(read)
+    return {
+        "seed": read.config["seed"],
         "series": time_view.series(read, room.series),
-        "classes": class_view.curves(read, classes, room.curve),
-        "timeline": timeline_view.timeline(read, folder, in_turn, room.timeline),
+        "timeline": timeline_view.timeline(read, folder, worst_view.in_turn(rows), room.timeline),
         "worst": worst_view.worst(read, folder, rows, room.tokens),
+    }
+
+
+def _views(each: Sequence[Mapping[str, Any]], at: int) -> dict[str, Any]:
+    """What the page shows of the run at a place; of variants with fewer runs, the first."""
+    runs = [one["runs"][at if at < len(one["runs"]) else 0] for one in each]
+    return {
+        "series": time_view.panels([run["series"] for run in runs]),
+        "timelines": [run["timeline"] for run in runs],
+        "worst": [run["worst"] for run in runs],
     }
 
 

@@ -1,4 +1,4 @@
-"""What a run did over time: arrivals, queue, batch, memory and hits, on a grid."""
+"""What a run did over time: arrivals, queue, batch, memory, hits, and changes of its cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.bundle import Bundle
 from experiments.html_report.compact import numbers, thinned
+from experiments.html_report.timeline_view import marks
 from sim.cache_metrics import has_cache
 from sim.metrics import NS_PER_S, Floats, Ints, is_there
 
@@ -30,8 +31,14 @@ PANELS = {
 """Panels from top to bottom: title, unit, and what it shows."""
 
 
+MOST_MARKS = 200
+"""Changes of a cluster that are marked, of each variant; failures first."""
+
+
 def series(bundle: Bundle, most: int) -> dict[str, Any]:
     """The curves of one variant, by panel; a panel that has nothing to show is absent.
+
+    Beside them, as ``changes``, what befell its cluster: failures, restores, scaling.
 
     Args:
         bundle: Of the variant.
@@ -44,11 +51,22 @@ def series(bundle: Bundle, most: int) -> dict[str, Any]:
         made["kv"] = _kv(bundle)
     if has_cache(bundle.replicas):
         made["hits"] = _hits(bundle)
-    return {
+    curves = {
         name: _points(time_s, values, most)
         for name, (time_s, values) in made.items()
         if len(time_s)
     }
+    return {**curves, "changes": _changes(bundle)}
+
+
+def _changes(bundle: Bundle) -> dict[str, Any]:
+    """The changes that are marked, in order of time, and how many there were."""
+    every = marks(bundle)
+    order = sorted(range(len(every)), key=lambda at: (every[at]["what"] != "failed", at))
+    kept = sorted(order[:MOST_MARKS])
+    names = [replica.name for replica in bundle.replicas]
+    told = [every[at] | {"replica": names[every[at]["replica"]]} for at in kept]
+    return {"marks": told, "of": len(every)}
 
 
 def _points(time_s: Floats, values: Floats, most: int) -> dict[str, Any]:
@@ -130,4 +148,10 @@ def panels(per_variant: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             f"Curves of up to {most:,} points are thinned to {kept:,}: of equal stretches of time "
             "the least and the largest value stay, and both ends."
         )
-    return {"panels": made, "notes": notes}
+    changes = [each["changes"] for each in per_variant]
+    if left := sum(each["of"] - len(each["marks"]) for each in changes):
+        notes.append(
+            f"{left:,} more changes of clusters are not marked: failures and then the first ones "
+            f"are, {MOST_MARKS} a variant."
+        )
+    return {"panels": made, "changes": [each["marks"] for each in changes], "notes": notes}

@@ -100,7 +100,7 @@ def timeline(bundle: Bundle, folder: Path, worst: Sequence[int], budget: Budget)
         "slices": _coded(kept.parts, shown),
         "all": kept.every,
         "exact": kept.said,
-        "marks": _marks(bundle),
+        "marks": marks(bundle),
     }
 
 
@@ -128,8 +128,8 @@ def _down(bundle: Bundle, place: int) -> list[list[float]]:
     return spells
 
 
-def _marks(bundle: Bundle) -> list[dict[str, Any]]:
-    """Every change of the cluster."""
+def marks(bundle: Bundle) -> list[dict[str, Any]]:
+    """Every change of the cluster, in order of time, replicas by their places."""
     columns = bundle.changes
     return [
         {

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bundle import STEPS, Bundle, Columns
+from experiments.bundle import STEPS, Bundle, Columns, read_columns
 from experiments.html_report import attribution_view
 from experiments.html_report.timeline_view import steps_of
 from experiments.report import measured_mask
 from experiments.worst import KEYS, worst_rows
 from sim.metric_definitions import METRICS
 from sim.metrics import PER_REQUEST, Ints
-from sim.records import STATES
+from sim.records import PREEMPTIONS, STATES
 
 MOST_STALLS = 12
 _MOST_STEPS = 200
@@ -67,6 +67,7 @@ def worst(bundle: Bundle, folder: Path, rows: dict[str, list[int]], most: int) -
     lives = {str(row): _life(bundle, row, most) for row in every}
     for row, its in zip(every, attribution_view.of_rows(folder, every), strict=True):
         lives[str(row)]["parts"] = its
+    _add_largest_gaps(folder, every, lives)
     noted = (folder / STEPS).is_file()
     if noted:
         _add_steps(bundle, folder, every, lives)
@@ -83,6 +84,16 @@ def worst(bundle: Bundle, folder: Path, rows: dict[str, list[int]], most: int) -
         for key, of in rows.items()
     ]
     return {"lists": lists, "lives": lives, "steps": noted, "tokens": bool(bundle.tokens)}
+
+
+def _add_largest_gaps(folder: Path, rows: Sequence[int], lives: dict[str, dict[str, Any]]) -> None:
+    """To each life its largest gap between tokens: the token that ends it, and its phases."""
+    tokens = read_columns(folder, ["itl_max_token"]).get("itl_max_token")
+    if tokens is None:  # an older bundle
+        return
+    for row, its in zip(rows, attribution_view.of_rows(folder, rows, "itl_max"), strict=True):
+        if (token := int(tokens[row])) > 0:
+            lives[str(row)]["gap"] = {"token": token, "parts": its}
 
 
 def _life(bundle: Bundle, row: int, most: int) -> dict[str, Any]:
@@ -104,11 +115,24 @@ def _life(bundle: Bundle, row: int, most: int) -> dict[str, Any]:
     for name in _TIMES:
         then = int(requests[name][row])
         life[name] = None if then < 0 else then - arrival
+    life["preempted"] = _preempted(bundle, life)
     return life | _transfers(bundle, life) | _tokens(bundle, life, most)
 
 
 def _name(bundle: Bundle, place: int) -> str | None:
     return None if place < 0 else bundle.replicas[place].name
+
+
+def _preempted(bundle: Bundle, life: dict[str, Any]) -> list[list[Any]]:
+    """When it was preempted, and when it was admitted again."""
+    rows = bundle.preemptions
+    if not rows:
+        return []
+    its = np.flatnonzero(rows["request"] == life["index"]).tolist()
+    return [
+        [int(rows["time_ns"][at]) - life["arrival_ns"], PREEMPTIONS[int(rows["what"][at])]]
+        for at in its
+    ]
 
 
 def _transfers(bundle: Bundle, life: dict[str, Any]) -> dict[str, Any]:

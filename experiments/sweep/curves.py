@@ -92,20 +92,31 @@ def _unjoined(frame: Frame, along: str | None, others: Sequence[str]) -> list[Se
     ranges = _ranges(frame, others)
     found: dict[tuple[str, int | None], list[Place]] = {}
     for place in frame.places:
-        at = None if ranges is None else ranges.of(place)
+        its = ranges[place.variant]
+        at = None if its is None else its.of(place)
         found.setdefault((place.variant, at), []).append(place)
     several = len(frame.variants) > 1
     order = sorted(found, key=lambda name: (frame.variants.index(name[0]), name[1] or 0))
     groups = {}
     for variant, at in order:
-        said = [] if ranges is None or at is None else [ranges.names[at]]
+        its = ranges[variant]
+        said = [] if its is None or at is None else [its.names[at]]
         name = ", ".join([variant, *said] if several or not said else said)
         groups[name] = found[variant, at]
     return _looking(groups, along, joined=False)
 
 
-def _ranges(frame: Frame, others: Sequence[str]) -> Ranges | None:
-    return ranges_of(frame, others, min(MOST_RANGES, MOST_LINES // len(frame.variants)))
+def _ranges(frame: Frame, others: Sequence[str]) -> dict[str, Ranges | None]:
+    """Of each variant, of the first key that is its own or of all variants."""
+    most = min(MOST_RANGES, MOST_LINES // len(frame.variants))
+    return {
+        variant: ranges_of(frame, [key for key in others if _is_of(key, variant)], most)
+        for variant in frame.variants
+    }
+
+
+def _is_of(key: str, variant: str) -> bool:
+    return not key.startswith("variants.") or key.startswith(f"variants.{variant}.")
 
 
 def _in_order(
@@ -161,9 +172,9 @@ def left_out(frame: Frame, along: str | None) -> str:
     groups = _grouped(frame, others)
     if not _are_curves(groups):
         words = " and ".join(key.rpartition(".")[2] for key in others)
-        ranges = _ranges(frame, others)
-        alike = "" if ranges is None else "; those that look alike are in one range of "
-        alike += "" if ranges is None else ranges.key.rpartition(".")[2]
+        found = [each.key for each in _ranges(frame, others).values() if each is not None]
+        by = " or ".join(dict.fromkeys(key.rpartition(".")[2] for key in found))
+        alike = f"; those that look alike are in one range of {by}" if by else ""
         return f" Points are not joined: they differ in {words} too{alike}."
     count = len(groups)
     if count <= MOST_LINES:

@@ -20,13 +20,14 @@ from sim.attribution import E2E_COLUMNS
 from sim.errors import ConfigError
 from sim.event_loop import simulate
 from sim.records import Record, SimulationResult
-from tests.attributed import assert_adds_up, assert_alike, token_by_token
+from tests.attributed import assert_adds_up, assert_alike, assert_lives, token_by_token
 from tests.conformance import adapter
 from tests.conformance.second import Second, load_second, without_idle_nics
 from tests.conformance.test_second_failures import as_changes
 from tests.contract.test_policies import SORTED, SUBJECTS
 
-ATTRIBUTED = Record(attribution=True)
+FOLLOWED = range(0, 10**6, 4)
+ATTRIBUTED = Record(attribution=True, follow=FOLLOWED)
 
 
 def _both(source: Any, cluster: Any, **options: Any) -> SimulationResult:
@@ -40,6 +41,10 @@ def _both(source: Any, cluster: Any, **options: Any) -> SimulationResult:
                 made, cluster, fast_forward=fast_forward, check=True, record=ATTRIBUTED, **options
             )
             assert_adds_up(result)
+            assert sorted(result.lives) == [
+                i for i in result.requests["index"].tolist() if i % 4 == 0
+            ]
+            assert_lives(result)
             runs.append(result)
     assert_alike(*runs)
     for result in runs:

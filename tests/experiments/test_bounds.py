@@ -130,7 +130,7 @@ def test_what_knows_no_flops_or_has_no_steps_says_that_it_goes_by_the_phase(
 
     for run, reason in (
         (linear, "linear step times know no FLOPs"),
-        (unrecorded, "its steps were not recorded"),
+        (unrecorded, "what its steps computed was not recorded"),
     ):
         assert "arithmetic" not in run.summary
         sentence = run.summary["attribution"]["overall"]["e2e"]["p99"]["sentence"]

@@ -28,7 +28,7 @@ from sim.changes import Change
 from sim.cluster import Cluster
 from sim.event_loop import simulate
 from sim.pool import PoolSpec
-from sim.records import Record, SimulationResult
+from sim.records import PREEMPTION_COLUMNS, PREEMPTIONS, Record, SimulationResult
 from sim.replica_spec import ReplicaSpec
 from sim.request import Arrival
 from sim.slow_down import Normal, Slow
@@ -61,6 +61,12 @@ def _largest_gap(result: SimulationResult, row: int) -> tuple[int, float, dict[s
     """The token that ends the largest gap of a request, when that was, and its phases, us."""
     token, end_ns = (int(result.requests[f"itl_max_{name}"][row]) for name in ("token", "end_ns"))
     return token, end_ns / 1000, _split(result, row, "itl_max")
+
+
+def _stops(result: SimulationResult) -> list[tuple[str, int, float]]:
+    """What was preempted or admitted again, and when, us."""
+    rows = zip(*(result.preemptions[x].tolist() for x in PREEMPTION_COLUMNS), strict=True)
+    return [(PREEMPTIONS[what], request, at / 1000) for request, what, at in rows]
 
 
 def _run(
@@ -162,6 +168,10 @@ def test_a_swapped_request_shows_its_swap(fast_forward: bool) -> None:
     # Request 2 has its first token at 19, when it leaves, and the next with the step of 53 to 69.
     back = {"swapped": 34, "decode_gpu": 12, "decode_others": 2, "copy": 2}
     assert _largest_gap(got, 2) == (2, 69, back)
+    assert _stops(got) == [
+        *(("swapped_out", 2, 19), ("swapped_out", 1, 35)),
+        *(("admitted_again", 2, 53), ("admitted_again", 1, 69)),
+    ]
 
 
 def test_a_preempted_request_waits_and_computes_again(fast_forward: bool) -> None:
@@ -178,6 +188,7 @@ def test_a_preempted_request_waits_and_computes_again(fast_forward: bool) -> Non
         "decode_gpu": 12,
     }
     assert _largest_gap(got, 1) == (2, 69, {"preempted": 36, "reprefill": 15})
+    assert _stops(got) == [("preempted", 1, 18), ("admitted_again", 1, 54)]
 
 
 def test_the_queue_says_what_the_passes_said(fast_forward: bool) -> None:

@@ -26,7 +26,7 @@ from sim.stages import PipelineStepTime, StageLink
 from sim.step_time import LinearStepTime
 
 STEP = LinearStepTime(base_s=0.004, prefill_token_s=2e-5, decode_s=1e-4, context_token_s=1e-7)
-RECORD = Record(steps=True, series_points=40, series_span_ns=2_000_000_000)
+RECORD = Record(attribution=True, steps=True, series_points=40, series_span_ns=2_000_000_000)
 SHARED_OUT = [name for name in POLICIES if name != "distserve"]
 """Policies of a colocated pool."""
 
@@ -73,7 +73,7 @@ def assert_same(parts: SimulationResult, whole: SimulationResult) -> None:
     """All that is recorded, but for the order of the decode groups' logs."""
     for field in fields(SimulationResult):
         ours, theirs = getattr(parts, field.name), getattr(whole, field.name)
-        if field.name in ("logs", "spans"):
+        if field.name in ("logs", "spans", "gap_log"):
             continue
         if isinstance(theirs, dict):
             assert list(ours) == list(theirs), field.name
@@ -82,8 +82,12 @@ def assert_same(parts: SimulationResult, whole: SimulationResult) -> None:
                 np.testing.assert_array_equal(ours[name], column, err_msg=name)
         else:
             assert ours == theirs, field.name
+    ours, theirs = parts.gap_splits(), whole.gap_splits()
     for index in whole.requests["index"].tolist():
         np.testing.assert_array_equal(parts.token_times_ns(index), whole.token_times_ns(index))
+        if ours is not None and theirs is not None:
+            a, b = ours.split(ours.of(index)), theirs.split(theirs.of(index))
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("policy", SHARED_OUT)

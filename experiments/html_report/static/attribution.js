@@ -6,6 +6,8 @@ const GROUP_COLORS = {
 };
 const PATTERNS = ["", "/", "x", ".", "-", "|", "\\", "+", ""];
 
+const METRICS = [["e2e", "E2E"], ["ttft", "TTFT"], ["largest_itl", "Largest gap between tokens"]];
+
 // Colour, pattern and name of every phase.
 function phases() {
   const { groups, names: said } = VALUES.attribution;
@@ -15,6 +17,7 @@ function phases() {
 
 function attribution(host) {
   const { variants, classes, groups } = VALUES.attribution;
+  host.append(...notes([VALUES.one_run?.first]));
   const whys = new Map();
   variants.forEach(({ why }, at) => { if (why) whys.set(why, [...(whys.get(why) ?? []), at]); });
   const said = [...whys].map(([why, of]) => el("p", {}, `Not shown${of.length < variants.length ? ` of ${names(of)}` : ""}: ${why}.`));
@@ -27,7 +30,7 @@ function attribution(host) {
   const list = el("ul", { class: "shares" });
   const again = () => { drawAgain(node); list.replaceChildren(...sentences(its)); };
   const tools = el("div", { class: "row noprint" },
-    chooser("Metric", ["E2E", "TTFT"], (at) => { its.key = ["e2e", "ttft"][at]; again(); }),
+    chooser("Metric", METRICS.map(([, text]) => text), (at) => { [its.key] = METRICS[at]; again(); }),
     chooser("Unit", ["share", "seconds"], (at) => { its.share = at === 0; again(); }));
   if (classes.length) {
     const select = el("select", { onchange: () => { its.of = select.value; again(); } },
@@ -44,7 +47,7 @@ function attribution(host) {
 function barsOf(its) {
   const { variants, percentiles } = VALUES.attribution;
   return shown().filter((at) => variants[at].bars?.[its.of]).flatMap((at) => percentiles.map((percentile, place) =>
-    ({ at, percentile, ...variants[at].bars[its.of][its.key][place] }))).filter(({ n }) => n);
+    ({ at, percentile, ...variants[at].bars[its.of][its.key]?.[place] }))).filter(({ n }) => n);
 }
 
 function attributionFigure(its) {
@@ -67,29 +70,30 @@ function attributionFigure(its) {
     traces,
     layout: layout(80 + 30 * bars.length, {
       barmode: "relative", bargap: 0.25, annotations: totals, margin: { l: 190, r: 76, t: 30, b: 46 }, uirevision: `${its.key}${its.share}`,
-      xaxis: axis(its.share ? `Share of ${its.key === "e2e" ? "E2E" : "TTFT"} (%)` : "Time (s)", { nticks: 9 }),
+      xaxis: axis(its.share ? `Share of ${METRICS.find(([key]) => key === its.key)[1]} (%)` : "Time (s)", { nticks: 9 }),
       yaxis: axis("", { tickvals: rows.map((_, at) => at), ticktext: rows, range: [bars.length - 0.5, -0.5], showgrid: false }),
     }),
   };
 }
 
-// In words, the largest parts of each variant's slow requests.
+// In words, the largest parts of each variant's slow requests, and what one of them hung on.
 function sentences(its) {
   const known = phases();
   return barsOf(its).filter(({ percentile }) => percentile !== "P50").map(({ at, percentile, mean_s: total, parts }) => {
     const most = [...parts].sort((a, b) => b[1] - a[1]).slice(0, 3).filter(([, s]) => s > 0.03 * total);
     const told = most.map(([phase, s]) => `${number(100 * s / total)} % ${known.get(phase).name}`).join(", ");
-    return el("li", {}, `${VALUES.variants[at].label}: at ${percentile} (${span(total * 1e9)}) ${told}.`);
+    const said = VALUES.attribution.variants[at].said?.[its.of]?.[its.key];
+    return el("li", {}, `${VALUES.variants[at].label}: at ${percentile} (${span(total * 1e9)}) ${told}.`, said ? el("span", { class: "about" }, ` ${said}`) : "");
   });
 }
 
-// The phases of one request, as one bar.
-function partsBar(parts) {
+// The phases of one request, or of a gap between its tokens, as one bar.
+function partsBar(parts, of = "Its time") {
   if (!parts?.length) return "";
   const known = phases();
   const total = parts.reduce((sum, [, ns]) => sum + Math.max(0, ns), 0);
   const told = [...parts].sort((a, b) => b[1] - a[1]).map(([phase, ns]) => `${known.get(phase).name} ${span(ns)}`);
   return el("div", {}, el("div", { class: "parts", role: "img", "aria-label": told.join(", ") },
     ...parts.filter(([, ns]) => ns > 0).map(([phase, ns]) => el("span", { style: `flex: ${ns / total}; background: ${known.get(phase).color}; print-color-adjust: exact`, "data-about": `${known.get(phase).name}: ${span(ns)}` }))),
-    el("p", { class: "note" }, `Its time, exactly: ${told.slice(0, 8).join(", ")}${told.length > 8 ? ` and ${plural(told.length - 8, "smaller part")}` : ""}.`));
+    el("p", { class: "note" }, `${of}, exactly: ${told.slice(0, 8).join(", ")}${told.length > 8 ? ` and ${plural(told.length - 8, "smaller part")}` : ""}.`));
 }

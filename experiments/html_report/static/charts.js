@@ -1,6 +1,6 @@
 // What all charts share: variants that are hidden, colours of the scheme, and drawing again.
 
-const state = { hidden: new Set(), logarithmic: true, percentile: "99", printing: false };
+const state = { hidden: new Set(), logarithmic: true, percentile: "99", printing: false, run: 0 };
 const charts = []; // {node, make}: make() gives traces and layout of now
 
 function dark() {

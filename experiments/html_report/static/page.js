@@ -5,10 +5,10 @@ const SECTIONS = [
   ["latency", "Latency distributions", cdfSection,
     "The share of requests, or of gaps, whose value is at most x. Drag to zoom, double-click to go back; pointing at a curve shows its variant in all charts."],
   ["time", "Where the time went", attribution],
-  ["over", "Over time", overTime],
+  ["over", "Over time", perRun("over", overTime)],
   ["classes", "By request class", byClass],
-  ["replicas", "Replicas, iteration by iteration", timelineSection],
-  ["worst", "The ten worst requests", worstSection],
+  ["replicas", "Replicas, iteration by iteration", perRun("replicas", timelineSection)],
+  ["worst", "The ten worst requests", perRun("worst", worstSection)],
   ["config", "Configs and hashes", (host) => host.append(...provenance()), "Each is the whole experiment of its variant, with nothing left to defaults: phasewise run takes it."],
   ["definitions", "Definitions", (host) => host.append(definitions())],
 ];

@@ -1,24 +1,29 @@
 // Curves over time below each other, and distributions of each request class.
 
 function overTime(host) {
-  const { panels, notes: said } = VALUES.series;
+  const { panels, changes, notes: said } = view().series;
   if (panels.length) {
     const node = el("div", { id: "over-time" });
     host.append(node);
-    chart(node, () => timeFigure(panels));
+    chart(node, () => timeFigure(panels, changes));
   }
-  host.append(...notes(said));
+  const marked = changes.some((marks) => marks.length);
+  host.append(...notes([...said, marked && "Changes of the cluster: ✕ failed, ▲ up again, + added, ▼ leaves, ○ other; a row for each variant, and lines through all panels."]));
   host.append(el("p", { class: "note" }, "Zooming one panel zooms all. ", ...panels.map((each) => about(el("span", { style: "margin-right:1em" }, each.title), each.about))));
 }
 
-function timeFigure(panels) {
-  const gap = 0.22 / panels.length;
-  const height = (1 - gap * (panels.length - 1)) / panels.length;
-  const its = layout(panels.length * 165 + 70, { margin: { l: 76, r: 20, t: 30, b: 46 } });
+function timeFigure(panels, changes) {
+  const marked = shown().filter((variant) => changes[variant].length);
+  const strip = marked.length ? Math.max(70, 18 * marked.length + 16) : 0;
+  const body = state.printing ? Math.min(400, panels.length * 165 - 6) : panels.length * 165 - 6; // a page of paper has no more
+  const free = strip ? 1 - (strip + 24) / (body + strip + 24) : 1; // of the panels, below the strip
+  const gap = free * 0.22 / panels.length;
+  const height = (free - gap * (panels.length - 1)) / panels.length;
+  const its = layout(body + (strip && strip + 24) + 76, { margin: { l: 76, r: 20, t: 30, b: 46 } });
   const traces = [];
   panels.forEach((panel, row) => {
     const suffix = row ? row + 1 : "";
-    const top = 1 - row * (height + gap);
+    const top = free - row * (height + gap);
     its[`yaxis${suffix}`] = axis(`${panel.title}<br>(${panel.unit})`, {
       domain: [Math.max(0, top - height), top], rangemode: "tozero", anchor: "x", nticks: 5, tickformat: "~s",
     });
@@ -33,8 +38,67 @@ function timeFigure(panels) {
       });
     }
   });
+  if (strip) addChanges(its, traces, changes, marked, panels.length + 1, [1 - (1 - free) * strip / (strip + 24), 1]);
   its.xaxis = axis("Time (s)", { rangemode: "tozero", anchor: `y${panels.length > 1 ? panels.length : ""}`, nticks: 10 });
   return { traces, layout: its };
+}
+
+const SYMBOLS = { failed: "x", restored: "triangle-up", up: "triangle-up", added: "cross", draining: "triangle-down", gone: "triangle-down" };
+const MOST_LINES = 60;
+
+// What befell the clusters: a strip with a row for each variant, and lines through all panels.
+function addChanges(its, traces, changes, marked, number, domain) {
+  its[`yaxis${number}`] = axis("Changes", { domain, anchor: "x", range: [marked.length - 0.5, -0.5], tickvals: [], showgrid: false });
+  const lines = [];
+  marked.forEach((variant, row) => {
+    const marks = changes[variant];
+    traces.push({
+      x: marks.map(({ at_s: at }) => at), y: marks.map(() => row), meta: variant, yaxis: `y${number}`, mode: "markers", cliponaxis: false,
+      marker: { symbol: marks.map(({ what }) => SYMBOLS[what] ?? "circle-open"), size: 9, color: color(variant), line: { width: 0 } },
+      text: marks.map(({ replica, what, lost }) => plain(`${replica} ${what}${lost ? `, ${plural(lost, "request")} lost` : ""}`)),
+      hovertemplate: `${plain(short(VALUES.variants[variant].label))}<br>%{x:.4~g} s: %{text}<extra></extra>`,
+    });
+    for (const { at_s: at, what } of marks) lines.push({ at, failed: what === "failed" });
+  });
+  const drawn = lines.length > MOST_LINES ? lines.filter(({ failed }) => failed).slice(0, MOST_LINES) : lines;
+  its.shapes = drawn.map(({ at, failed }) => ({
+    type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: domain[0], opacity: 0.6,
+    line: { width: 1, color: failed ? "#d55e00" : scheme().muted, dash: failed ? "solid" : "dot" },
+  }));
+}
+
+// Of variants with replications: which run is shown, and another one where it is chosen.
+function view() { return VALUES.views[state.run]; }
+
+function runChooser(id) {
+  if (!VALUES.one_run) return "";
+  const { names, note } = VALUES.one_run;
+  const select = el("select", { id: `run-${id}`, onchange: () => showRun(Number(select.value)) }, ...names.map((name, at) => el("option", { value: at }, name)));
+  select.value = state.run;
+  return el("p", { class: "row one-run" }, el("label", {}, "Shows one run:", select), el("span", { class: "note" }, note));
+}
+
+function showRun(run) {
+  state.run = run;
+  for (const fill of ofOneRun) fill();
+}
+
+// A section that is of one run, and is filled again with another.
+const ofOneRun = [];
+function perRun(id, fill) {
+  return (host) => {
+    const inside = el("div", {});
+    host.append(runChooser(id), inside);
+    const again = () => {
+      for (const node of inside.querySelectorAll(".chart")) forget(node);
+      const select = document.getElementById(`run-${id}`);
+      if (select) select.value = state.run;
+      inside.replaceChildren();
+      fill(inside);
+    };
+    ofOneRun.push(again);
+    again();
+  };
 }
 
 function byClass(host) {
@@ -52,7 +116,7 @@ function byClass(host) {
   };
   host.append(chooser("Metric", VALUES.classes.metrics.map(({ title }) => title), (at) => draw(VALUES.classes.metrics[at])), grid);
   draw(VALUES.classes.metrics[0]);
-  host.append(...notes([VALUES.classes.note, "A dashed vertical line is the target."]));
+  host.append(...notes([VALUES.classes.note, VALUES.one_run && "Of all runs of each variant together.", "A dashed vertical line is the target."]));
 }
 
 // Buttons of which one is pressed.

@@ -290,7 +290,7 @@ function timelineSection(host) {
     button("Zoom in", "plus", () => timeline?.zoom(0.5)), button("Zoom out", "minus", () => timeline?.zoom(2)),
     button("All", "0", () => timeline?.show(0, timeline.values.end_s)), button("Next event", "N", () => timeline?.nextMark()));
   const show = (variant) => {
-    const values = VALUES.timelines[variant];
+    const values = view().timelines[variant];
     timeline?.resize.disconnect();
     timeline = null;
     readout.textContent = "Point at a row to read it.";

@@ -2,6 +2,11 @@
 
 const PHASES = [["Waiting", "#999999"], ["Prefill", "#e69f00"], ["To the decode replica", "#cc79a7"], ["Decode", "#0072b2"]];
 
+const PREEMPTED = {
+  preempted: "is preempted: its KV is dropped, to be computed again", swapped_out: "is preempted: its KV goes to host memory",
+  admitted_again: "is admitted again",
+};
+
 function worstSection(host) {
   const list = el("div", {});
   const life = el("div", { class: "life", id: "life" });
@@ -12,7 +17,7 @@ function worstSection(host) {
     showLife(life, its.variant, row);
   };
   const showList = () => {
-    const worst = VALUES.worst[its.variant];
+    const worst = view().worst[its.variant];
     const of = worst.lists[its.list];
     if (!of.rows.length) {
       list.replaceChildren(el("p", {}, "No request has a value."));
@@ -24,7 +29,7 @@ function worstSection(host) {
   };
   host.append(el("div", { class: "row noprint" },
     variantSelect("Variant", "worst-variant", (variant) => { its.variant = variant; showList(); }),
-    chooser("By", VALUES.worst[0].lists.map(({ title }) => title), (at) => { its.list = at; showList(); })));
+    chooser("By", view().worst[0].lists.map(({ title }) => title), (at) => { its.list = at; showList(); })));
   host.append(el("div", { class: "two" }, list, life));
   showList();
 }
@@ -42,7 +47,7 @@ function worstTable(worst, of, choose) {
 
 function showLife(host, variant, row) {
   for (const node of host.querySelectorAll(".chart")) forget(node);
-  const { lives, steps, tokens } = VALUES.worst[variant];
+  const { lives, steps, tokens } = view().worst[variant];
   const life = lives[row];
   const events = eventsOf(life, steps);
   const node = el("div", { id: "ladder" });
@@ -65,7 +70,7 @@ function showLife(host, variant, row) {
   const zoom = (text, from) => el("button", { type: "button", onclick: () => Plotly.relayout(node, lifeRange(life, from)) }, text);
   host.replaceChildren(
     el("h3", {}, `Request ${life.index} of ${VALUES.variants[variant].label}`), el("p", { class: "note" }, described(life)),
-    partsBar(life.parts), el("div", { class: "legend" }, ...PHASES.map(([text, fill]) => swatch(`${fill}66`, text)), swatch("#d55e0088", "Stall")), node,
+    partsBar(life.parts), partsBar(life.gap?.parts, `Its largest gap, before token ${count(life.gap?.token ?? 0)}`), el("div", { class: "legend" }, ...PHASES.map(([text, fill]) => swatch(`${fill}66`, text)), swatch("#d55e0088", "Stall")), node,
     el("div", { class: "row noprint" }, step("Previous", -1), step("Next", 1), el("span", { class: "note" }, "or the arrow keys in the list"),
       el("span", { class: "group" }, zoom("Whole life", 0), zoom("From its first iteration on", life.first_scheduled_ns ?? 0))), order,
     ...notes([
@@ -97,6 +102,7 @@ function eventsOf(life, steps) {
   add(life.first_scheduled_ns, `is first scheduled on ${first}, after ${span(life.first_scheduled_ns ?? 0)} in the queue`);
   if (steps) for (const each of prefillSteps(life)) add(each[0], `its replica runs ${iteration(each)}`, 1);
   add(life.prefill_end_ns, "its prefill is over", 2);
+  for (const [at, what] of life.preempted) add(at, PREEMPTED[what], 2.5);
   for (const each of life.transfers) {
     add(each.start, `its KV, ${number(each.bytes / 1e6)} MB, leaves ${each.source}`, 3);
     add(each.end, `and has come to ${each.target}, ${span(each.end - each.start)} later`, 3);

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from experiments.cli import app
+from tests.conftest import go_without
 from tests.experiments.html_report.conftest import Browser, page_of, run_of
+from tests.experiments.html_report.test_views import REPEATED
 
 PAPER_PX = 1039
 """A4 across, less the margins of the page."""
@@ -32,6 +42,9 @@ def test_it_draws_every_section_without_a_word_on_the_console(
     assert browser.js("return document.querySelectorAll('#latency .main-svg').length") > 0
     assert browser.js("return document.querySelectorAll('#table tbody tr').length") == 6
     assert browser.js("return document.querySelectorAll('#table td.best').length") > 3
+    said = browser.js("return document.querySelector('#time .shares').textContent")
+    assert said.count("What usually helps: ") == 6
+    assert "FLOP per byte, below the ridge of 295" in said
     assert browser.complaints() == []
 
 
@@ -271,6 +284,112 @@ def test_titles_legends_and_ticks_neither_meet_nor_leave_the_page(
     assert [box["text"] for box in boxes if box["left"] < -0.5 or box["right"] > width + 0.5] == []
     assert overlaps(boxes) == []
     assert browser.js("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of two variants with three runs each, of which one loses a replica."""
+    folder = tmp_path_factory.mktemp("repeated")
+    (folder / "c.yaml").write_text(json.dumps(REPEATED))
+    words = ["run", str(folder / "c.yaml"), "--out", str(folder / "out"), "--jobs", "1"]
+    done = CliRunner().invoke(app, [*words, "--figures", "none", "--report"])
+    assert done.exit_code == 0, done.output
+    return folder / "out" / "report.html"
+
+
+def test_the_run_that_is_shown_can_be_chosen(browser: Browser, repeated: Path) -> None:
+    browser.open(repeated)
+    shown = [
+        f"return document.getElementById('run-{id}').value" for id in ("over", "replicas", "worst")
+    ]
+    curve = "return document.getElementById('over-time').data[0].y"
+    heading = "return document.querySelector('#life h3').textContent"
+    before, life = browser.js(curve), browser.js(heading)
+    assert [browser.js(each) for each in shown] == ["0", "0", "0"]
+    assert "of 3" in browser.js("return document.querySelector('#over .one-run').textContent")
+    browser.js(
+        "const s = document.getElementById('run-worst');"
+        "s.value = 2; s.dispatchEvent(new Event('change'))"
+    )
+    assert [browser.js(each) for each in shown] == ["2", "2", "2"]
+    assert browser.js(curve) != before
+    assert browser.js(heading) != life
+    browser.click("#variants [data-variant='1']")
+    assert visible_of(browser, "over-time", 1) == 0
+    assert browser.complaints() == []
+
+
+def test_changes_of_the_cluster_are_marked_over_time(browser: Browser, repeated: Path) -> None:
+    browser.open(repeated)
+    marks = "return document.getElementById('over-time').data.filter(t => t.text).map(t => t.text)"
+    (texts,) = browser.js(marks)
+    assert [text.split(",")[0] for text in texts] == ["replica-1 failed", "replica-1 restored"]
+    lines = browser.js("return document.getElementById('over-time').layout.shapes.map(s => s.x0)")
+    assert lines == [2, 3]
+    browser.click("#variants [data-variant='0']")
+    assert browser.js(marks) == []
+    assert not browser.js("return document.getElementById('over-time').layout.shapes?.length")
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_what_is_of_one_run_meets_nothing_either(
+    browser: Browser, repeated: Path, width: int
+) -> None:
+    browser.open(repeated, width)
+    boxes = browser.js(BOXES)
+    assert "Changes" in {box["text"] for box in boxes}
+    assert overlaps(boxes) == []
+
+
+WORD = re.compile(
+    r'<word xMin="([\d.-]+)" yMin="([\d.-]+)" xMax="([\d.-]+)" yMax="([\d.-]+)">(.*?)</word>'
+)
+
+
+def words_of(pdf: Path) -> Iterator[tuple[float, float, list[dict[str, Any]]]]:
+    """Width and height of each page, and the box of each word on it, in points, by poppler."""
+    reader = shutil.which("pdftotext")
+    if reader is None:
+        go_without("pdf", "no pdftotext on the path (Debian: apt install poppler-utils)")
+    text = subprocess.run(
+        [reader, "-bbox", str(pdf), "-"], capture_output=True, text=True, check=True
+    ).stdout
+    for page in text.split("<page ")[1:]:
+        size = re.match(r'width="([\d.]+)" height="([\d.]+)"', page)
+        assert size is not None
+        boxes = []
+        for *edges, word in WORD.findall(page):
+            left, top, right, bottom = map(float, edges)
+            # Boxes are as tall as the font, which is more than its letters are.
+            air = 0.18 * (bottom - top)
+            edges_of = {"left": left, "right": right, "top": top + air, "bottom": bottom - air}
+            boxes.append({"text": word, **edges_of})
+        yield float(size[1]), float(size[2]), boxes
+
+
+@pytest.mark.parametrize("which", ["quickstart", "repeated"])
+def test_on_paper_no_word_meets_another_or_leaves_its_page(
+    browser: Browser, which: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The PDF that Chromium prints, read by another program: what a printer would get."""
+    browser.open(request.getfixturevalue(which))
+    printed = browser.command("Page.printToPDF", preferCSSPageSize=True, printBackground=True)
+    pdf = tmp_path / "report.pdf"
+    pdf.write_bytes(base64.b64decode(printed["data"]))
+    pages = list(words_of(pdf))
+    assert len(pages) > 5
+    assert sum(len(boxes) for _, _, boxes in pages) > 1000
+    every = {box["text"] for _, _, boxes in pages for box in boxes}
+    assert {"Summary", "Definitions", "Share", "TTFT"} <= every
+    panels = {"Over", "Arrivals", "Queue", "Batch", "KV", "Time"}
+    assert any(panels <= {box["text"] for box in boxes} for _, _, boxes in pages)  # on one page
+    for width, height, boxes in pages:
+        assert width > height  # A4 across
+        for box in boxes:
+            assert 0 <= box["left"] < box["right"] <= width, box
+            assert 0 <= box["top"] < box["bottom"] <= height, box
+        assert overlaps(boxes) == []
 
 
 def test_overlaps_are_found() -> None:

@@ -13,13 +13,24 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from plotly.offline import get_plotlyjs
+from typer.testing import CliRunner
 
 from experiments import bundle
 from experiments.bundle import BundleError
-from experiments.html_report import command, compact, page, summary_view, timeline_view, worst_view
+from experiments.cli import app
+from experiments.html_report import (
+    command,
+    compact,
+    page,
+    summary_view,
+    time_view,
+    timeline_view,
+    worst_view,
+)
 from experiments.html_report.timeline_view import Budget, time_in_parts
 from experiments.worst import WORST, worst_rows
 from sim.metrics import PER_REQUEST
+from sim.records import CHANGES
 from tests.experiments.html_report.conftest import run_of
 
 SMALL = {
@@ -109,8 +120,8 @@ def test_few_slices_are_those_of_failures_and_of_the_worst_requests(folder: Path
 def test_without_steps_the_views_that_need_them_say_so(tmp_path: Path) -> None:
     folders = run_of({**SMALL, "record": {"steps": False, "attribution": False}}, tmp_path)
     values = collected(folders)
-    assert "record.steps: false" in values["timelines"][0]["why"]
-    assert values["worst"][0]["steps"] is False
+    assert "record.steps: false" in values["views"][0]["timelines"][0]["why"]
+    assert values["views"][0]["worst"][0]["steps"] is False
     assert "record.attribution: false" in values["attribution"]["variants"][0]["why"]
 
 
@@ -120,9 +131,32 @@ def test_a_bundle_without_token_times_is_reported_without_ladders(
     old = tmp_path / "old"
     shutil.copytree(folder, old)
     (old / bundle.TOKENS).unlink()
-    worst = collected([old])["worst"][0]
+    worst = collected([old])["views"][0]["worst"][0]
     assert worst["tokens"] is False
     assert all(life["ladder"] is None for life in worst["lives"].values())
+
+
+def test_preemptions_have_instants_of_their_own(tmp_path: Path) -> None:
+    tight = {**SMALL, "events": [], "kv": {"num_blocks": 900}}
+    (folder,) = run_of(tight, tmp_path)
+    read = bundle.read(folder)
+    (told,) = collected([folder])["views"][0]["worst"]
+    met = 0
+    for life in told["lives"].values():
+        row = int(np.flatnonzero(read.requests["index"] == life["index"])[0])
+        stops = [what for _, what in life["preempted"]]
+        assert stops == ["preempted", "admitted_again"] * int(read.requests["preemptions"][row])
+        times = [at for at, _ in life["preempted"]]
+        assert times == sorted(times)
+        met += len(stops)
+    assert met
+    waits = sum(
+        b - a
+        for life in told["lives"].values()
+        for (a, _), (b, _) in zip(life["preempted"][::2], life["preempted"][1::2], strict=True)
+    )
+    its = np.isin(read.requests["index"], [life["index"] for life in told["lives"].values()])
+    assert waits == int(read.requests["e2e_preempted_ns"][its].sum())
 
 
 def test_the_worst_are_the_largest_in_order_and_ladders_end_with_the_last_token(
@@ -135,14 +169,17 @@ def test_the_worst_are_the_largest_in_order_and_ladders_end_with_the_last_token(
         rows = worst_rows(read.requests, everyone, key)
         expected = sorted(range(len(values)), key=lambda at: (-values[at], at))[:WORST]
         assert rows.tolist() == expected
-    worst = collected([folder])["worst"][0]
+    worst = collected([folder])["views"][0]["worst"][0]
     for life in worst["lives"].values():
         assert sum(life["ladder"]["gap"]) == life["last_token_ns"]
         assert life["ladder"]["of"] == life["emitted_tokens"]
         assert sum(ns for _, ns in life["parts"]) == life["end_ns"]
         longest = max((s["end"] - s["start"] for s in life["stalls"]), default=None)
         index = int(np.flatnonzero(read.requests["index"] == life["index"])[0])
-        assert longest in (None, int(read.requests["largest_itl_ns"][index]))
+        largest = int(read.requests["largest_itl_ns"][index])
+        assert longest in (None, largest)
+        assert sum(ns for _, ns in life["gap"]["parts"]) == largest
+        assert life["gap"]["token"] == read.requests["itl_max_token"][index]
 
 
 def test_attributed_bars_add_up_to_their_mean(folder: Path) -> None:
@@ -202,3 +239,108 @@ def test_a_bundle_of_before_a_phase_was_told_apart_has_its_bars(
     assert {part[0] for bar in bars["bars"][""]["e2e"] for part in bar["parts"]} == (
         shown - {"reprefill_failure"}
     )
+
+
+def test_bars_come_with_the_sentence_on_the_resource(folder: Path) -> None:
+    (variant,) = collected([folder])["attribution"]["variants"]
+    told = bundle.read_head(folder).summary["attribution"]["overall"]
+
+    assert variant["said"] == {"": {key: told[key]["p99"]["sentence"] for key in ("e2e", "ttft")}}
+    assert "of it hangs on" in variant["said"][""]["e2e"]
+
+
+# --- replications
+
+REPEATED = {
+    "name": "repeated",
+    "workload": {
+        "mix": [
+            {"preset": "azure-conv-2023", "share": 1, "request_class": "chat"},
+            {"preset": "azure-code-2023", "share": 1, "request_class": "code"},
+        ],
+        "requests": 80,
+        "arrivals": {"process": "poisson", "rate_per_s": 20},
+    },
+    "model": "llama-3.1-8b",
+    "device": "h100-sxm",
+    "replicas": 2,
+    "replications": 3,
+    "compare": [
+        {"label": "whole", "policy": "vllm-v0", "events": SMALL["events"]},
+        {"label": "chunks", "policy": "vllm-v1"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Bundles of two variants with three runs each."""
+    folder = tmp_path_factory.mktemp("repeated")
+    (folder / "c.yaml").write_text(json.dumps(REPEATED))
+    arguments = ["run", str(folder / "c.yaml"), "--out", str(folder / "out"), "--jobs", "1"]
+    done = CliRunner().invoke(app, [*arguments, "--figures", "none"])
+    assert done.exit_code == 0, done.output
+    return bundle.find(folder / "out")
+
+
+def test_each_run_of_a_variant_can_be_looked_at(repeated: list[Path]) -> None:
+    values = collected(repeated)
+    label, folders = bundle.runs_of(repeated[0]) or ("", [])
+
+    assert label == "whole"
+    seeds = [bundle.read_head(each).config["seed"] for each in folders]
+    assert values["one_run"]["names"] == [
+        f"Run {at + 1} (seed {seed})" for at, seed in enumerate(seeds)
+    ]
+    assert values["one_run"]["note"] == "of 3"
+    assert len(values["views"]) == 3
+    for view, folder in zip(values["views"], folders, strict=True):
+        read = bundle.read(folder, with_steps=False)
+        worst = worst_rows(read.requests, np.ones(80, bool), "ttft")
+        assert [row for row, _ in view["worst"][0]["lists"][0]["rows"]] == worst.tolist()
+        assert view["timelines"][0]["end_s"] == read.end_ns / 1e9
+        assert len(view["series"]["panels"][0]["curves"]) == 2
+    assert values["views"][0] != values["views"][1]
+
+
+def test_class_panels_are_of_all_runs_together(repeated: list[Path]) -> None:
+    values = collected(repeated)
+    runs = [bundle.read(each) for each in (bundle.runs_of(repeated[0]) or ("", []))[1]]
+    chat = [
+        PER_REQUEST["ttft"](run.requests)[run.requests["request_class"] == "chat"] for run in runs
+    ]
+
+    curve = values["classes"]["metrics"][0]["classes"][0]["curves"][0]
+
+    assert curve["x"][-1] == pytest.approx(np.concatenate(chat).max(), rel=1e-6)
+    assert len(curve["x"]) > max(map(len, chat))
+
+
+def test_changes_of_the_cluster_are_marked_over_time(repeated: list[Path], folder: Path) -> None:
+    first, second = collected(repeated)["views"][0]["series"]["changes"]
+    told = [(mark["at_s"], mark["replica"], mark["what"]) for mark in first]
+
+    assert told == [(2.0, "replica-1", "failed"), (3.0, "replica-1", "restored")]
+    assert second == []
+    assert collected([folder])["one_run"] is None
+
+
+def test_of_many_changes_failures_are_marked_and_the_first_others(folder: Path) -> None:
+    read = bundle.read(folder, with_steps=False)
+    many = time_view.MOST_MARKS + 30
+    read.changes = {
+        "time_ns": np.arange(many) * 10**6,
+        "replica": np.ones(many, np.int64),
+        "change": np.array(
+            [CHANGES.index("failed" if at % 10 == 9 else "up") for at in range(many)]
+        ),
+        "lost": np.zeros(many, np.int64),
+    }
+
+    series = time_view.series(read, 100)
+    marks = series["changes"]["marks"]
+
+    assert len(marks) == time_view.MOST_MARKS
+    assert sum(mark["what"] == "failed" for mark in marks) == many // 10
+    assert [mark["at_s"] for mark in marks] == sorted(mark["at_s"] for mark in marks)
+    assert "30 more changes of clusters are not marked" in time_view.panels([series])["notes"][-1]

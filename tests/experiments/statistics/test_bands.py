@@ -9,7 +9,7 @@ from experiments.statistics.bands import band_of_gaps, band_of_values
 from experiments.statistics.intervals import LEAST_BEYOND, Interval, quantile
 
 
-@pytest.mark.parametrize("replications", [5, 10, 30])
+@pytest.mark.parametrize("replications", [5, 10, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_band_holds_the_true_share_as_often_as_it_says(replications: int) -> None:
     rng = np.random.default_rng(11)
     x = -np.log(1 - np.array([0.25, 0.5, 0.9]))  # of the exponential distribution

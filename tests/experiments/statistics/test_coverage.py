@@ -80,7 +80,12 @@ def counted(values: Floats, replications: int, mean: float) -> dict[str, Counted
 
 
 @pytest.mark.parametrize(
-    ("replications", "requests", "given"), [(5, 1000, 0.99), (10, 300, 0.9), (30, 200, 0.99)]
+    ("replications", "requests", "given"),
+    [
+        (10, 300, 0.9),
+        pytest.param(5, 1000, 0.99, marks=pytest.mark.slow),
+        pytest.param(30, 200, 0.99, marks=pytest.mark.slow),
+    ],
 )
 def test_independent_values(replications: int, requests: int, given: float) -> None:
     values = exponential(EXPERIMENTS * replications, requests, seed=replications)

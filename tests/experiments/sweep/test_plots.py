@@ -148,6 +148,19 @@ def test_more_variants_leave_fewer_ranges_and_no_point_is_left_out() -> None:
     assert "range" not in left_out(drawn(*"abcde"), RATE)
 
 
+def test_a_key_of_one_variant_tells_no_points_of_another_apart() -> None:
+    key = "variants.a.policy.seqs"
+    places = tuple(
+        replace(place, settings={RATE: place.settings[RATE], key: place.settings["a.seqs"]})
+        for place in drawn("a", "b").places
+    )
+
+    series = series_of(Frame("s", (RATE, key), places, 0, (1.0,)), RATE)
+
+    assert [each.name for each in series][:2] == ["a, seqs 2 to 4", "a, seqs 6 to 8"]
+    assert [(each.name, len(each.places)) for each in series][4:] == [("b", 8)]
+
+
 def test_words_are_told_apart_where_they_are_few() -> None:
     frame = drawn("a", points=4)
     places = tuple(
