@@ -32,7 +32,7 @@ MOST_REQUESTS = 200_000
 """Requests of a variant above which time is attributed only where a config asks for it."""
 NOT_ATTRIBUTED = (
     f"Where the time of requests went is not recorded for more than {MOST_REQUESTS:,} requests, as "
-    "the run takes a quarter to three quarters longer with it; record.attribution: always records "
+    "the run takes a fifth longer to twice as long with it; record.attribution: always records "
     "it all the same."
 )
 WHOLES = ("e2e", "ttft")
