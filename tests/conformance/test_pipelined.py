@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
