@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.capacity.report import interval_json
 from experiments.quantity import Quantity
-from experiments.statistics.intervals import Interval, Refusal
+from experiments.statistics.intervals import BATCHES, Interval, Refusal
 from experiments.statistics.pairs import Difference
 from experiments.tables import Column, Comparison, three_digits
 from experiments.uncertainty import Repeated, compared, difference, every_quantity, warnings
@@ -49,11 +49,19 @@ def differences_table(variants: Sequence[Repeated]) -> Comparison | None:
     if not rows:
         return None
     of = "runs with the same seeds"
+    percentiles = (
+        "percentiles are those of runs of this length, and may differ for certain where too few "
+        "requests lie beyond one for an interval of its own"
+    )
     if not any(each.drawn for each in variants):
         of = "the same requests in one run of each"
+        percentiles = (
+            f"percentiles are means of those of {BATCHES} parts of the run, so that their "
+            "difference is not that of the whole run's percentiles"
+        )
     elif not all(first.drawn or each.drawn for each in others):
         of = "runs with the same seeds, or of the same requests where nothing is drawn"
-    note = f"Differences of {of}, with 95 % confidence; percentiles are those of each run or part."
+    note = f"Differences of {of}, with 95 % confidence; {percentiles}."
     return Comparison(tuple(columns), tuple(rows), (note,))
 
 
