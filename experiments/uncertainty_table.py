@@ -30,7 +30,8 @@ def intervals_table(variants: Sequence[Repeated]) -> Comparison:
                 refused[f"{variant.label}: {quantity.text}: no interval: {interval}."] = None
         rows.append((heading(quantity), *cells))
     runs = ", ".join(f"{each.label} {len(each.runs)}" for each in variants)
-    notes = [f"Runs: {runs}.", *warnings(variants), *refused]
+    said_of_runs = means_of_runs(quantities) if any(each.drawn for each in variants) else []
+    notes = [f"Runs: {runs}.", *said_of_runs, *warnings(variants), *refused]
     return Comparison(tuple(columns), tuple(rows), tuple(notes))
 
 
@@ -78,6 +79,18 @@ def heading(quantity: Quantity) -> str:
     part = statistic if statistic == "mean" else statistic.upper()
     unit = f" ({quantity.metric.unit})" if quantity.metric.unit else ""
     return f"{quantity.metric.title} {part}".strip() + unit
+
+
+def means_of_runs(quantities: Sequence[Quantity]) -> list[str]:
+    """Which rows are means of the runs' own numbers, not of all runs together; none if none are."""
+    those = [heading(each).partition(" (")[0] for each in quantities if each.of_whole_runs]
+    if not those:
+        return []
+    verb, number = ("is", "number") if len(those) == 1 else ("are", "numbers")
+    return [
+        f"{' and '.join(those)} {verb} the mean of the runs' own {number}, with Student's t over "
+        "the runs; other rows are of the requests of all runs together."
+    ]
 
 
 def said(interval: Interval | Refusal) -> str:
