@@ -1,4 +1,4 @@
-"""What each phase of a request's time is called, what limits it, and what usually helps.
+"""What each phase of a request's time is called, what limits it, and what a variant does already.
 
 Most resources follow from what the phase is: waiting for blocks hangs on the size of KV memory, a
 transfer on the network. Where a phase is spent in steps of the GPU, compute or memory bandwidth is
@@ -8,12 +8,14 @@ taken as bound by compute, and decodes by reading weights and KV.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from experiments import options
 from experiments.bounds import BANDWIDTH, COMPUTE, STEPS, Bound, from_values, knows_flops
+from experiments.outages import Outage
 
 
 class Advice(NamedTuple):
@@ -22,22 +24,19 @@ class Advice(NamedTuple):
     Attributes:
         words: What the request is doing, or what is done to it, behind "it spent that time".
         resource: What it is short of, where steps do not say otherwise; see `resource_of`.
-        help: What usually makes it shorter, where replicas do both prefills and decodes; see
-            `help_for`.
     """
 
     words: str
     resource: str
-    help: str
 
 
+_BUDGETS = (
+    *("chunked_prefill_size", "max_num_batched_tokens", "budget_tokens", "max_tokens_per_batch"),
+    "max_prefill_tokens",
+)
+"""Options of policies that bound the tokens of a step, the one that binds first before others."""
 MEMORY, NETWORK, HOST = "KV capacity", "network", "host"
 LIMIT, REPLICAS = "a limit of the policy", "replicas"
-
-_SHORTER_STEPS = "chunked prefills or a smaller token budget make steps shorter"
-_LESS_PREFILL = "more replicas or GPUs, a prefix cache, or a pool of its own for prefills"
-_MORE_KV = "more KV blocks (GPUs, fp8 KV, a smaller model) or fewer requests at a time"
-_FASTER_LINKS = "faster or more links, layer-wise sending, or fewer tokens to move"
 
 
 @dataclass(frozen=True)
@@ -49,30 +48,41 @@ class Setting:
         chunked: Prompts are computed in chunks, where requests are prefilled.
         mixed: Decodes go on in the steps of prefills.
         cached: There is a prefix cache.
-        failed_ns: When the first replica failed; None if none did.
+        outages: When replicas were down after failures.
         bounds: What bound the steps of the run, by kind; none where that is not known.
         unknown: Why it is not.
+        budget: The option that bounds the tokens of a step, where requests are prefilled; None if
+            the policy has none, empty if that is not known.
+        decode_budget: That of the decode side, where it has a pool of its own.
+        chunks: What chunks prompts: an option of the policy, or other policies.
+        missing: What cannot be had by an option any more, or at all: ``prefix_cache``, ``fp8_kv``,
+            ``lower_weights``, ``layerwise``, ``blocks_decode``, ``cuda_graphs``, and options of
+            batches (``batch_timeout_s``, ``return_at``, ``pad_prompts``).
     """
 
     pools: bool = False
     chunked: bool = False
     mixed: bool = False
     cached: bool = False
-    failed_ns: int | None = None
+    outages: tuple[Outage, ...] = ()
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     unknown: str = ""
+    budget: str | None = ""
+    decode_budget: str | None = ""
+    chunks: str = ""
+    missing: frozenset[str] = frozenset()
 
 
 def setting_of(
     config: Mapping[str, Any],
-    failed_ns: int | None = None,
+    outages: Sequence[Outage] = (),
     arithmetic: Mapping[str, Any] | None = None,
 ) -> Setting:
     """The setting of one variant.
 
     Args:
         config: The resolved config, as `Experiment` is dumped.
-        failed_ns: When the first replica failed; None if none did.
+        outages: Of its run.
         arithmetic: What bound its steps, as ``summary.json`` says it; None where it does not.
     """
     pools = config["pools"]
@@ -86,10 +96,47 @@ def setting_of(
         chunked=mixes or sliced,
         mixed=mixes or name == "orca" or (sliced and bool(policy.get("mixed_chunk"))),
         cached=bool(policy.get("prefix_cache", name == "sglang")),
-        failed_ns=failed_ns,
+        outages=tuple(outages),
         bounds=from_values(arithmetic or {}),
         unknown="" if arithmetic else _why_unknown(config),
+        budget=_budget_of(policy),
+        decode_budget=_budget_of(pools["decode"]["policy"]) if pools.get("decode") else None,
+        chunks="chunked_prefill_size" if name == "sglang" else "sarathi, vllm-v1",
+        missing=_missing(config, entry),
     )
+
+
+def _options_of(policy: Mapping[str, Any]) -> Sequence[str]:
+    """Options of a policy; of one of the user's own those that its config gives."""
+    from policies import POLICIES
+
+    shipped = POLICIES.get(policy["name"])
+    return tuple(policy) if shipped is None else options.names(shipped)
+
+
+def _budget_of(policy: Mapping[str, Any]) -> str | None:
+    there = _options_of(policy)
+    unlimited = policy.get("chunked_prefill_size", 8192) is None
+    names = _BUDGETS[1:] if unlimited else _BUDGETS
+    return next((name for name in names if name in there), None)
+
+
+def _missing(config: Mapping[str, Any], entry: Mapping[str, Any]) -> frozenset[str]:
+    """What `Setting.missing` says of a variant."""
+    there, precision = _options_of(entry["policy"]), entry.get("precision", {})
+    transfer = config["pools"].get("transfer") or {}
+    decodes = config["pools"].get("decode") or entry
+    done = {
+        "fp8_kv": precision.get("kv") == "fp8",
+        "lower_weights": precision.get("weights") == "int4",
+        "layerwise": transfer.get("overlap", "none") != "none",
+        "blocks_decode": not transfer.get("blocks_decode", False),
+        "cuda_graphs": decodes["step_time"].get("cuda_graphs", "vllm") != "none",
+        "pad_prompts": entry["policy"].get("pad_prompts") is False,
+    }
+    options_of_policies = ("prefix_cache", "batch_timeout_s", "return_at", "pad_prompts")
+    lacks = {name for name in options_of_policies if name not in there}
+    return frozenset(lacks | {name for name, is_done in done.items() if is_done})
 
 
 def _why_unknown(config: Mapping[str, Any]) -> str:
@@ -125,167 +172,46 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def help_for(phase: str, setting: Setting, end_ns: int = 0) -> str:
-    """What usually makes a phase shorter in this setting.
-
-    Args:
-        phase: One of `sim.attribution.PHASES`.
-        setting: Of the variant.
-        end_ns: End of the time that is told of: what failed later has no part in it.
-    """
-    of_pools = _IN_POOLS.get(phase) if setting.pools else None
-    if resource_of(phase, setting) != ADVICE[phase].resource:
-        of_pools = _OTHERWISE_BOUND.get(phase, of_pools)
-    said = of_pools or _OF_SETTING.get(phase, lambda _: ADVICE[phase].help)(setting)
-    after_failure = setting.failed_ns is not None and setting.failed_ns < end_ns
-    if after_failure and phase in _LONGER_AFTER_FAILURES:
-        return f"spare replicas or a shorter restart, as a replica had failed before; else {said}"
-    return said
-
-
-def _less_prefill(setting: Setting) -> str:
-    helps = ["more prefill replicas or GPUs" if setting.pools else "more replicas or GPUs"]
-    helps += [] if setting.cached else ["a prefix cache"]
-    helps += [] if setting.pools else ["a pool of its own for prefills"]
-    return ", or ".join([*filter(None, [", ".join(helps[:-1])]), helps[-1]])
-
-
-def _shorter_steps(setting: Setting) -> str:
-    return "a smaller token budget makes steps shorter" if setting.chunked else _SHORTER_STEPS
-
-
-def _own_steps(setting: Setting) -> str:
-    """Against decodes in the steps of prefills."""
-    if setting.pools:
-        return "fewer requests whose prefills and decodes share a replica"
-    return "a pool of its own for prefills" if setting.chunked else ADVICE["prefill_decodes"].help
-
-
-def _unstalled(setting: Setting) -> str:
-    return "two pools, or more replicas" if setting.mixed else ADVICE["stall"].help
-
-
 ADVICE: Mapping[str, Advice] = MappingProxyType(
     {
-        "queue_step": Advice("waiting for the step under way to end", COMPUTE, _SHORTER_STEPS),
-        "queue_seat": Advice(
-            "waiting for a seat", LIMIT, "a higher limit of running requests, or more replicas"
-        ),
-        "queue_budget": Advice(
-            "waiting for token budget", COMPUTE, f"a larger token budget; {_LESS_PREFILL}"
-        ),
-        "queue_memory": Advice("waiting for KV memory", MEMORY, _MORE_KV),
-        "queue_batch": Advice(
-            "waiting for the static batch at work", LIMIT, "continuous batching (another policy)"
-        ),
-        "queue_forming": Advice(
-            "waiting for its batch to fill", LIMIT, "a shorter batch_timeout_s or a smaller batch"
-        ),
-        "queue_held": Advice(
-            "held by the decode side",
-            MEMORY,
-            "more KV memory or replicas on the decode side, or faster transfers",
-        ),
-        "queue_no_replica": Advice(
-            "waiting for a replica to come up", REPLICAS, "spare replicas, or a shorter start"
-        ),
-        "queue_other": Advice("waiting, its policy does not say why", LIMIT, "look at the policy"),
-        "prefill": Advice("prefilling its own tokens", COMPUTE, _LESS_PREFILL),
-        "prefill_others": Advice(
-            "slowed by other prompts in its prefill steps", COMPUTE, _LESS_PREFILL
-        ),
-        "prefill_decodes": Advice(
-            "slowed by decodes in its prefill steps",
-            BANDWIDTH,
-            "prefills in steps or a pool of their own",
-        ),
-        "between": Advice(
-            "waiting between its own chunks", COMPUTE, f"a larger token budget; {_LESS_PREFILL}"
-        ),
-        "decode_gpu": Advice(
-            "decoding as if alone", BANDWIDTH, "more GPUs per replica, or lower precision"
-        ),
-        "decode_host": Advice(
-            "on the host's part of decoding alone",
-            HOST,
-            "a newer engine, CUDA graphs, or a faster CPU",
-        ),
-        "decode_others": Advice(
-            "slowed by other decodes", BANDWIDTH, "smaller batches, or more replicas"
-        ),
-        "decode_prefills": Advice(
-            "slowed by prefills in its decode steps",
-            COMPUTE,
-            "a smaller token budget, or a pool of its own for prefills",
-        ),
-        "stall": Advice(
-            "stalled while steps of others ran",
-            COMPUTE,
-            "chunked prefills beside decodes (sarathi, vllm-v1), or two pools",
-        ),
-        "bubble": Advice(
-            "waiting for the next pipeline stage", COMPUTE, "even stages, or steps of even size"
-        ),
-        "batch_end": Advice("held to the end of its batch", LIMIT, "return_at: token"),
-        "padding": Advice("on padding rows", COMPUTE, "no padding, or batches of one length"),
-        "noise": Advice("on noise, step by step", COMPUTE, "steadier machines"),
-        "slow": Advice(
-            "slowed by a straggler or a warm-up", COMPUTE, "find the straggler; warm up beforehand"
-        ),
-        "preempted": Advice("preempted and waiting", MEMORY, _MORE_KV),
-        "reprefill": Advice("computing again what it had lost", MEMORY, _MORE_KV),
-        "swapped": Advice("swapped out", MEMORY, _MORE_KV),
-        "copy": Advice("on copies to and from the host in its steps", HOST, "a faster host link"),
-        "fetch": Advice("waiting for its prefix from another cache", NETWORK, _FASTER_LINKS),
-        "transfer_queue": Advice(
-            "waiting for its transfer to start",
-            MEMORY,
-            "more KV memory or replicas on the decode side",
-        ),
-        "transfer": Advice("with its KV on the way", NETWORK, _FASTER_LINKS),
-        "loaded": Advice(
-            "waiting to join, its KV being there", BANDWIDTH, "more decode replicas or seats"
-        ),
-        "migration": Advice("standing still for its migration", NETWORK, "fewer or smaller moves"),
-        "lost": Advice("in steps that gave it nothing", REPLICAS, "fewer failures"),
-        "reprefill_failure": Advice(
-            "computing again what it had lost with a replica", REPLICAS, "fewer failures"
-        ),
-        "other": Advice("on anything else", LIMIT, "nothing shipped spends time here"),
+        "queue_step": Advice("waiting for the step under way to end", COMPUTE),
+        "queue_seat": Advice("waiting for a seat", LIMIT),
+        "queue_budget": Advice("waiting for token budget", COMPUTE),
+        "queue_memory": Advice("waiting for KV memory", MEMORY),
+        "queue_batch": Advice("waiting for the static batch at work", LIMIT),
+        "queue_forming": Advice("waiting for its batch to fill", LIMIT),
+        "queue_held": Advice("held by the decode side", MEMORY),
+        "queue_no_replica": Advice("waiting for a replica to come up", REPLICAS),
+        "queue_other": Advice("waiting, its policy does not say why", LIMIT),
+        "prefill": Advice("prefilling its own tokens", COMPUTE),
+        "prefill_others": Advice("slowed by other prompts in its prefill steps", COMPUTE),
+        "prefill_decodes": Advice("slowed by decodes in its prefill steps", BANDWIDTH),
+        "between": Advice("waiting between its own chunks", COMPUTE),
+        "decode_gpu": Advice("decoding as if alone", BANDWIDTH),
+        "decode_host": Advice("on the host's part of decoding alone", HOST),
+        "decode_others": Advice("slowed by other decodes", BANDWIDTH),
+        "decode_prefills": Advice("slowed by prefills in its decode steps", COMPUTE),
+        "stall": Advice("stalled while steps of others ran", COMPUTE),
+        "bubble": Advice("waiting for the next pipeline stage", COMPUTE),
+        "batch_end": Advice("held to the end of its batch", LIMIT),
+        "padding": Advice("on padding rows", COMPUTE),
+        "noise": Advice("on noise, step by step", COMPUTE),
+        "slow": Advice("slowed by a straggler or a warm-up", COMPUTE),
+        "preempted": Advice("preempted and waiting", MEMORY),
+        "reprefill": Advice("computing again what it had lost", MEMORY),
+        "swapped": Advice("swapped out", MEMORY),
+        "copy": Advice("on copies to and from the host in its steps", HOST),
+        "fetch": Advice("waiting for its prefix from another cache", NETWORK),
+        "transfer_queue": Advice("waiting for its transfer to start", MEMORY),
+        "transfer": Advice("with its KV on the way", NETWORK),
+        "loaded": Advice("waiting to join, its KV being there", BANDWIDTH),
+        "migration": Advice("standing still for its migration", NETWORK),
+        "lost": Advice("in steps that gave it nothing", REPLICAS),
+        "reprefill_failure": Advice("computing again what it had lost with a replica", REPLICAS),
+        "other": Advice("on anything else", LIMIT),
     }
 )
 
-_OF_SETTING: Mapping[str, Callable[[Setting], str]] = MappingProxyType(
-    {
-        "queue_step": _shorter_steps,
-        "queue_budget": lambda setting: f"a larger token budget; {_less_prefill(setting)}",
-        "prefill": _less_prefill,
-        "prefill_others": _less_prefill,
-        "prefill_decodes": _own_steps,
-        "between": lambda setting: f"a larger token budget; {_less_prefill(setting)}",
-        "stall": _unstalled,
-    }
-)
-"""Of phases whose help depends on what a variant does already."""
-_IN_POOLS: Mapping[str, str] = MappingProxyType(
-    {
-        "queue_seat": "a higher limit of running requests, or more prefill replicas",
-        "decode_others": "smaller batches, or more decode replicas",
-        "decode_prefills": "fewer prefills on the decode side, or a smaller token budget there",
-        "stall": "more decode replicas, fewer prefills on the decode side, or transfers that do "
-        "not block decodes",
-    }
-)
-"""What helps where prefills and decodes have pools of their own already."""
-_OTHERWISE_BOUND: Mapping[str, str] = MappingProxyType(
-    {
-        "prefill": "several prompts in a step, or weights of lower precision",
-        "prefill_others": "a larger token budget, or weights of lower precision",
-        "decode_gpu": "more GPUs per replica, or more replicas",
-        "decode_others": "smaller batches, or more replicas or GPUs",
-    }
-)
-"""What helps where prefills are bound by memory bandwidth, or decodes by compute."""
 _STEPS_OF: Mapping[str, str] = MappingProxyType(
     {
         "queue_step": "any",
@@ -306,11 +232,3 @@ _STEPS_OF: Mapping[str, str] = MappingProxyType(
     }
 )
 """Of phases that are spent in steps of the GPU, or waiting for some, which kind they are."""
-_LONGER_AFTER_FAILURES = frozenset(
-    {
-        *("queue_step", "queue_seat", "queue_budget", "queue_memory", "queue_held"),
-        *("queue_no_replica", "queue_other", "between", "prefill_others", "decode_others"),
-        *("decode_prefills", "stall", "preempted", "reprefill", "transfer_queue", "loaded", "lost"),
-    }
-)
-"""Phases that grow while fewer replicas have to do the same work, and after that."""

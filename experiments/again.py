@@ -22,9 +22,10 @@ from experiments.advice import ADVICE, Setting
 from experiments.attribution import Split, as_splits, row_of, seconds, sentence
 from experiments.bundle import Bundle
 from experiments.config import open_config, resolve_variant, variants_of
-from experiments.workload import build_workload
+from experiments.schema import Experiment
+from experiments.workload import Workload, build_workload
 from sim.attribution import GROUPS
-from sim.errors import ConfigError
+from sim.errors import ConfigError, PhasewiseError
 from sim.event_loop import simulate
 from sim.gap_splits import Gaps
 from sim.records import Record, SimulationResult
@@ -39,19 +40,14 @@ def simulated_again(
     Args:
         found: The bundle.
         folder: Where it is.
-        files: Where relative paths of its config start; None: in that folder.
+        files: Where relative paths of its config start; None: in that folder. What is not there is
+            looked for in the working folder.
         follow: Requests whose lives are kept (`sim.life_log`).
 
     Raises:
         ConfigError: It cannot be made, or is not the run of the bundle.
     """
-    opened = open_config(folder / "config.yaml")
-    if files is not None:
-        opened = replace(opened, folder=files)
-    (chosen,) = variants_of(opened)
-    experiment = resolve_variant(opened, chosen)
-    built = cluster.build(experiment, opened.folder)
-    workload = build_workload(experiment, opened.folder, built.max_model_len)
+    experiment, built, workload = _built(folder / "config.yaml", files)
     result = simulate(
         workload.source,
         built.cluster,
@@ -61,6 +57,24 @@ def simulated_again(
     )
     _check_same(result, found, folder)
     return result
+
+
+def _built(config: Path, files: Path | None) -> tuple[Experiment, cluster.Built, Workload]:
+    """What is simulated again; an error says where the config is, and what may help."""
+    opened = replace(open_config(config), source=str(config))
+    if files is not None:
+        opened = replace(opened, folder=files)
+    try:
+        (chosen,) = variants_of(opened)
+        experiment = resolve_variant(opened, chosen)
+        built = cluster.build(experiment, opened.folder)
+        return experiment, built, build_workload(experiment, opened.folder, built.max_model_len)
+    except PhasewiseError as error:
+        said = str(error) if str(config) in str(error) else f"{config}: {error}"
+        raise ConfigError(
+            f"{said}; to simulate it again, --files FOLDER says where the files and modules of the "
+            "config are"
+        ) from None
 
 
 def _check_same(result: SimulationResult, found: Bundle, folder: Path) -> None:

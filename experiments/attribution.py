@@ -1,26 +1,28 @@
 """Where the time of a run's requests went: that of the median and of the P99 request, and a word.
 
-The median and the P99 request are the finished requests of those nearest ranks by E2E or TTFT (of
-equal ones, the earliest in the trace): one request each, so that their phases add up. The median
+The median and the P99 request are those of these nearest ranks by E2E, of all that finished, or by
+TTFT, of all that emitted a token, however they ended, as `sim.metrics` counts them (of equal ones,
+the earliest in the trace): one request each, so that their phases add up. The median
 and the P99 gap are the gaps between tokens of those nearest ranks of all gaps of the measured
 requests (of equal ones, the first of the request that is the earliest in the trace).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.advice import ADVICE, Setting, help_for, resource_of, why
+from experiments import outages
+from experiments.advice import ADVICE, Setting, resource_of, why
 from experiments.names import unknown
+from experiments.remedies import help_for
 from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, PHASES, TTFT_COLUMNS
 from sim.errors import ConfigError
-from sim.metrics import NS_PER_S, Gaps, Ints, Requests, merge_gaps
-from sim.records import CHANGES, FINISHED
+from sim.metrics import NS_PER_S, PER_REQUEST, Bools, Gaps, Ints, Requests, merge_gaps
+from sim.records import FINISHED, STATES
 from sim.slo import NO_CLASS, request_classes, select
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ MOST_REQUESTS = 200_000
 """Requests of a variant above which time is attributed only where a config asks for it."""
 NOT_ATTRIBUTED = (
     f"Where the time of requests went is not recorded for more than {MOST_REQUESTS:,} requests, as "
-    "the run takes a quarter to three quarters longer with it; record.attribution: always records "
+    "the run takes a fifth longer to twice as long with it; record.attribution: always records "
     "it all the same."
 )
 WHOLES = ("e2e", "ttft")
@@ -53,6 +55,8 @@ class Split:
             prefills in a step made it shorter.
         end_ns: The instant at which it was over.
         token: That ends it, counted from 1, if it is a gap.
+        ended: How the request ended, when, and with how many tokens, if it did not finish and this
+            is all of its time.
     """
 
     index: int
@@ -60,6 +64,7 @@ class Split:
     ns: Mapping[str, int]
     end_ns: int = 0
     token: int | None = None
+    ended: str = ""
 
     @property
     def total_ns(self) -> int:
@@ -94,17 +99,6 @@ class Split:
         }
 
 
-def first_failure_ns(changes: Mapping[str, Ints]) -> int | None:
-    """When the first replica failed, by the columns `sim.records.CHANGE_COLUMNS`; None if none did.
-
-    Columns may be absent, as those of old bundles are.
-    """
-    if not len(changes.get("time_ns", ())):
-        return None
-    times = changes["time_ns"][changes["change"] == CHANGES.index("failed")]
-    return int(times.min()) if len(times) else None
-
-
 def is_attributed(requests: Requests) -> bool:
     """Whether a table says where time went."""
     return "e2e_prefill_ns" in requests
@@ -134,7 +128,17 @@ def split_of(requests: Requests, row: int, whole: str = "e2e") -> Split:
     ns = {name: int(requests[key][row]) for name, key in columns.items() if key in requests}
     spent = {name: t for name, t in ns.items() if t}
     end_ns = int(requests["arrival_ns"][row]) + sum(ns.values())
-    return Split(int(requests["index"][row]), whole, spent, end_ns)
+    ended = _ended(requests, row, sum(ns.values())) if whole == "e2e" else ""
+    return Split(int(requests["index"][row]), whole, spent, end_ns, ended=ended)
+
+
+def _ended(requests: Requests, row: int, after_ns: int) -> str:
+    """How a request ended that did not finish: ``cancelled after 314 ms without a token``."""
+    state, tokens = int(requests["state"][row]), int(requests["emitted_tokens"][row])
+    if state == FINISHED:
+        return ""
+    what = f"with {tokens:,} token{'s' if tokens > 1 else ''}" if tokens else "without a token"
+    return f"{STATES[state]} after {seconds(after_ns)} {what}"
 
 
 def decode_of(requests: Requests, row: int) -> Split:
@@ -145,17 +149,22 @@ def decode_of(requests: Requests, row: int) -> Split:
 
 
 def at_rank(requests: Requests, share: float, whole: str = "e2e") -> Split | None:
-    """The finished request of nearest rank by E2E or TTFT; None if none has finished."""
-    finished = select(requests, requests["state"] == FINISHED)
-    if not len(finished["index"]):
+    """The request of nearest rank by E2E or TTFT, of those that have one; None if none has."""
+    rows = np.flatnonzero(_counted(requests, whole))
+    if not len(rows):
         return None
-    order = np.argsort(_length_ns(finished, whole), kind="stable")
-    rank = max(1, math.ceil(share * len(order)))
-    return split_of(finished, int(order[rank - 1]), whole)
+    length = _length_ns(requests, whole)[rows]
+    at = np.flatnonzero(length == np.quantile(length, share, method="inverted_cdf"))[0]
+    return split_of(requests, int(rows[at]), whole)
+
+
+def _counted(requests: Requests, whole: str) -> Bools:
+    """Which requests the metric is defined for, (n,)."""
+    return ~np.isnan(PER_REQUEST[whole](requests))
 
 
 def _length_ns(requests: Requests, whole: str) -> Ints:
-    end = "end_ns" if whole == "e2e" else "first_token_ns"
+    end = "last_token_ns" if whole == "e2e" else "first_token_ns"
     length: Ints = requests[end] - requests["arrival_ns"]
     return length
 
@@ -253,7 +262,7 @@ def _block(
                 if split is not None
             }
         }
-    return found if found["e2e"] else {}
+    return {whole: ranks for whole, ranks in found.items() if ranks}
 
 
 _RANK_WORDS = {"median": "The median", "p99": "The P99"}
@@ -267,8 +276,10 @@ def _subject(split: Split, rank: str, request_class: str) -> str:
     if split.whole == "itl":
         who = f"{_RANK_WORDS[rank]} gap between tokens" if rank else "The gap between tokens"
         return f"{who}{of_class} ({total}, before token {split.token} of request {split.index})"
-    who = f"{_RANK_WORDS[rank]} request" if rank else f"Request {split.index}"
-    return f"{who}{of_class} ({_WHOLE_WORDS[split.whole]} {total})"
+    took = split.ended or f"{_WHOLE_WORDS[split.whole]} {total}"
+    if rank:
+        return f"{_RANK_WORDS[rank]} request{of_class} (request {split.index}, {took})"
+    return f"Request {split.index}{of_class} ({took})"
 
 
 def sentence(split: Split, setting: Setting, rank: str = "", request_class: str = "") -> str:
@@ -282,7 +293,7 @@ def sentence(split: Split, setting: Setting, rank: str = "", request_class: str 
         (name for name in split.ns if resource_of(name, setting) == resource),
         key=lambda name: split.ns[name],
     )
-    helps = help_for(phase, setting, split.end_ns)
+    helps = help_for(phase, setting, after_failure=_after_failure(split, setting))
     return (
         f"{whole} spent {split.ns[phase] / total:.0%} of that {advice.words}; {ns / total:.0%} of "
         f"it hangs on {resource}{why(most, setting)}.{_failures(split, setting)} "
@@ -290,16 +301,21 @@ def sentence(split: Split, setting: Setting, rank: str = "", request_class: str 
     )
 
 
-_BY_FAILURES = ("queue_no_replica", "lost", "reprefill_failure")
+def _after_failure(split: Split, setting: Setting) -> bool:
+    """Whether a failure of a replica can be shown to have made this longer."""
+    begin_ns, end_ns = split.end_ns - split.total_ns, split.end_ns
+    from_arrival, pools = split.whole in WHOLES, setting.pools
+    return outages.mattered(
+        split.ns, setting.outages, begin_ns, end_ns, from_arrival=from_arrival, pools=pools
+    )
 
 
 def _failures(split: Split, setting: Setting) -> str:
-    """What failures of replicas took from a request; a step may also be lost as its client left."""
-    failed = setting.failed_ns is not None and setting.failed_ns < split.end_ns
-    if not failed or not (split.ns.keys() & {"queue_no_replica", "reprefill_failure"}):
-        return ""
-    ns = sum(split.ns.get(phase, 0) for phase in _BY_FAILURES)
-    return f" Failures of replicas took {seconds(ns)} of it ({ns / split.total_ns:.0%})."
+    """What failures of replicas took from a request."""
+    begin_ns, end_ns = split.end_ns - split.total_ns, split.end_ns
+    ns = outages.taken_by_failures(split.ns, setting.outages, begin_ns, end_ns)
+    share = f"{ns / split.total_ns:.0%}" if ns else ""
+    return f" Failures of replicas took {seconds(ns)} of it ({share})." if ns else ""
 
 
 def seconds(ns: int) -> str:
@@ -317,6 +333,8 @@ def seconds(ns: int) -> str:
 def worst(requests: Requests, what: str, count: int) -> list[int]:
     """Rows of the requests with the largest TTFT, gap between tokens or E2E, largest first.
 
+    Those that have one, as in `sim.metrics`: no E2E has who did not finish.
+
     Raises:
         ConfigError: `what` is none of ``ttft``, ``itl``, ``e2e``, or `count` is below 1.
     """
@@ -328,9 +346,7 @@ def worst(requests: Requests, what: str, count: int) -> list[int]:
     if what == "itl":
         length = requests["largest_itl_ns"].astype(np.int64)
     else:
-        length = _length_ns(requests, what)
-        end = requests["end_ns"] if what == "e2e" else requests["first_token_ns"]
-        length = np.where(end < 0, -1, length)
+        length = np.where(_counted(requests, what), _length_ns(requests, what), -1)
     order = np.argsort(-length, kind="stable")
     return [row for row in order[:count].tolist() if length[row] >= 0]
 

@@ -82,6 +82,9 @@ INDEX = "variants.json"
 REPEATED = "replications.json"
 """File beside the variants of a run: intervals and differences, and the folders of their runs."""
 
+REPLICATIONS = "replications"
+"""Folder beside the variants of a run, of their further runs."""
+
 Columns = dict[str, npt.NDArray[Any]]
 Gaps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -607,6 +610,8 @@ def read_steps(folder: Path, names: Sequence[str]) -> Iterator[Columns]:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
                 yield _columns_of(file.read_row_group(group), texts, path)
+    except FileNotFoundError:
+        raise _missing(path) from None
     except (OSError, pa.ArrowInvalid) as error:
         raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
@@ -648,7 +653,7 @@ def read_head(folder: Path) -> Head:
     if not is_bundle(folder):
         raise BundleError(f"{folder}: no bundle of results here (config.yaml and environment.json)")
     if not (folder / "summary.json").is_file():
-        raise BundleError(f"{folder}: not finished: summary.json is missing; run it again")
+        raise _missing(folder / "summary.json")
     environment = _read_json(folder / "environment.json")
     wallclock = _read_json(folder / "wallclock.json")
     summary = _read_json(folder / "summary.json")
@@ -684,6 +689,8 @@ def find(folder: Path) -> list[Path]:
     """
     if is_bundle(folder):
         return [folder]
+    if folder.is_file():
+        raise BundleError(f"{folder}: is a file; give its folder, {folder.parent}")
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such folder; expected results of `phasewise run`")
     if (folder / INDEX).is_file():
@@ -719,6 +726,19 @@ def runs_of(folder: Path) -> tuple[str, list[Path]] | None:
     return None
 
 
+def lone_run(folder: Path) -> str:
+    """That a bundle is one of several runs whose list is missing; empty where it is not."""
+    others = folder.parent / REPLICATIONS / folder.name
+    if (folder.parent / REPEATED).is_file() or not others.is_dir():
+        return ""
+    count = sum(is_finished(each) for each in others.iterdir())
+    more = "1 more run" if count == 1 else f"{count} more runs"
+    return (
+        f"{folder}: only its first run is shown: {REPEATED} is missing, which lists {more} in "
+        f"{others}; run it again"
+    )
+
+
 def answer_of(folder: Path) -> str:
     """What the last run in a folder had to say; empty if it had nothing, or is no run."""
     path = folder / INDEX
@@ -744,9 +764,16 @@ def _replica(entry: Mapping[str, Any]) -> ReplicaInfo:
     )
 
 
+def _missing(path: Path) -> BundleError:
+    """A file is not there without which a bundle cannot be read."""
+    return BundleError(f"{path.parent}: not finished: {path.name} is missing; run it again")
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _missing(path) from None
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: cannot be read: {error}") from None
     if not isinstance(values, dict):
@@ -821,6 +848,8 @@ def _checked_table(
             present = [name for name in file.schema_arrow.names if name not in without]
             chosen = present if only is None else [name for name in only if name in present]
             table = file.read(columns=chosen)
+    except FileNotFoundError:
+        raise _missing(path) from None
     except (OSError, pa.ArrowInvalid) as error:
         raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"")
@@ -834,6 +863,8 @@ def _check_footer(path: Path) -> None:
 
     try:
         pq.read_metadata(path)
+    except FileNotFoundError:
+        raise _missing(path) from None
     except (OSError, pa.ArrowInvalid) as error:
         raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 

@@ -10,7 +10,7 @@ import numpy as np
 from experiments import panels
 from experiments.cdf_figure import XScale
 from experiments.drawing import Drawing
-from experiments.layout import Legend, marker, plain, stroke, title
+from experiments.layout import Legend, marker, plain, plain_ticks, stroke, title
 from experiments.looks import Look, Style, looks
 from experiments.report import RunBundle, measured, unique_labels
 from sim.cache_metrics import blocks_over_time, has_cache, hits_over_time
@@ -131,8 +131,9 @@ def _over_time(
     fig.update_yaxes(**hit_axis, showgrid=True, row=1, col=1)
     if len(curves) > 1:
         lost = title("Evicted (tokens/s)", style)
+        format_ = plain_ticks(max((float(np.nanmax(y)) for _, y in curves[1] if len(y)), default=0))
         fig.update_yaxes(
-            rangemode="tozero", tickformat="~s", title=lost, showgrid=True, row=2, col=1
+            rangemode="tozero", tickformat=format_, title=lost, showgrid=True, row=2, col=1
         )
     return fig
 

@@ -15,7 +15,7 @@ from experiments.quantity import Quantity
 from experiments.statistics.intervals import Refusal
 from experiments.tables import Column, Comparison
 from experiments.uncertainty import Repeated, compared, difference, warnings
-from experiments.uncertainty_table import as_json, heading, said
+from experiments.uncertainty_table import as_json, heading, means_of_runs, said
 
 _NO_DIFFERENCE = ("label", "name", "about", "notes", "record", "replications")
 """Keys of a config that change none of its numbers."""
@@ -113,7 +113,9 @@ def _notes(one: Repeated, other: Repeated) -> list[str]:
         if run.summary["verdict"]["name"] != "stable"
     ]
     labelled = [one, other] if one.label != other.label else [one]
-    return [*told, f"Runs: {runs}.", *verdicts, *warnings(labelled)]
+    drawn = one.drawn or other.drawn
+    means = means_of_runs(compared([one, other])) if drawn else []
+    return [*told, f"Runs: {runs}.", *means, *verdicts, *warnings(labelled)]
 
 
 def values(one: Repeated, other: Repeated) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def explain(
     files: Annotated[
         Path | None,
         typer.Option(
-            help="To simulate again: where relative paths of the config start. "
-            "Default: the results' own folder."
+            help="To simulate again: where relative paths and modules of the config start. "
+            "Default: the results' own folder; in any case then the working folder."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -74,7 +74,7 @@ def explain(
     """
     from json import dumps
 
-    from experiments import advice, attribution, story
+    from experiments import advice, attribution, outages, story
     from sim.errors import ConfigError
 
     asked = {"--token": token, "--gaps": gaps, "--timeline": timeline or None}
@@ -99,9 +99,8 @@ def explain(
         if 0 < len(rows) < worst[1]:
             requests = "request has" if len(rows) == 1 else "requests have"
             typer.echo(f"--worst {what} {worst[1]}: {len(rows)} {requests} {what}", err=True)
-    setting = advice.setting_of(
-        found.config, attribution.first_failure_ns(found.changes), found.summary.get("arithmetic")
-    )
+    down = outages.outages_of(found.config, found.changes, found.replicas)
+    setting = advice.setting_of(found.config, down, found.summary.get("arithmetic"))
     if timeline:
         assert request is not None
         _life(found, folder, request, files, json=json)
@@ -128,6 +127,8 @@ def _check_asked(request: int | None, asked: Mapping[str, int | None], files: Pa
         raise ConfigError(f"explain: {given[0]}: of which request? Give its index")
     if files is not None and not given:
         raise ConfigError(f"explain: --files: only {', '.join(asked)} simulate again")
+    if files is not None and not files.is_dir():
+        raise ConfigError(f"explain: --files {files}: no such folder")
 
 
 def _life(found: Bundle, folder: Path, request: int, files: Path | None, *, json: bool) -> None:

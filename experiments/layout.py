@@ -131,7 +131,19 @@ def axis_lines(style: Style) -> dict[str, Any]:
         "ticklen": style.font_px / 3,
         "gridcolor": "#e6e6e6",
         "zeroline": False,
+        "exponentformat": "none",
     }
+
+
+def plain_ticks(most: float) -> str:
+    """Format of the numbers of an axis from 0: plain decimals, thousands as k where long.
+
+    Never a prefix below 1, such as 500m for a half.
+
+    Args:
+        most: The largest value on it.
+    """
+    return "~s" if most >= 10_000 else ",~f"
 
 
 def stroke(look: Look, style: Style) -> dict[str, Any]:

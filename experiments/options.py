@@ -28,7 +28,7 @@ def find(kind: str, name: object, registry: Mapping[str, Any], where: str, folde
         name: As written in the config.
         registry: Shipped names.
         where: File and key, for messages.
-        folder: Where a user's module is looked for first.
+        folder: Where a user's module is looked for first; then in the working folder.
 
     Raises:
         ConfigError: No such name, module or class.
@@ -47,6 +47,7 @@ _OURS = ("kernels_profile", "policies", "sim", "traces")
 
 def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
     module_name, _, class_name = name.partition(":")
+    given, folder = folder, _folder_of(module_name, folder)
     if str(folder) not in sys.path:
         for ours in _OURS:  # before a folder that may hold packages of the same names comes first
             importlib.import_module(ours)
@@ -56,7 +57,7 @@ def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"{where}: {name}: module {module_name} cannot be imported: {error} "
-            f"(looked in {folder.resolve()} first)"
+            f"(looked in {_looked_in(given)} first)"
         ) from None
     except Exception as error:
         raise ConfigError(
@@ -73,6 +74,19 @@ def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
             f"{where}: {name} is no dataclass; the fields of a {kind} are its options"
         )
     return found
+
+
+def _folder_of(module_name: str, folder: Path) -> Path:
+    """Where a user's module is: in a folder, or else in the working folder, as files are found."""
+    top = module_name.partition(".")[0]
+    places = (folder, Path.cwd())
+    has = (each for each in places if (each / f"{top}.py").is_file() or (each / top).is_dir())
+    return next(has, folder)
+
+
+def _looked_in(folder: Path) -> str:
+    there, here = folder.resolve(), Path.cwd()
+    return str(there) if there == here else f"{there} and {here}"
 
 
 _BASES = {"policy": (Policy,), "router": (Router,), "policy or router": (Policy, Router)}

@@ -393,6 +393,9 @@ def finished(folders: Sequence[Path]) -> list[Path]:
             _say(f"{path}: not finished, left out")
     if not done:
         raise BundleError(f"{', '.join(map(str, folders))}: no variant is finished")
+    for path in done:
+        if told := bundle.lone_run(path):
+            _say(told)
     return done
 
 

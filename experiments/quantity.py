@@ -47,6 +47,11 @@ class Quantity:
         """Whether it is a time, of which less is faster."""
         return self.metric.unit in ("s", "s/token")
 
+    @property
+    def of_whole_runs(self) -> bool:
+        """Whether each run has one number of it: over several, it is the mean of these."""
+        return self.metric.key != "slo_attainment" and self.metric.key not in PER_REQUEST
+
     def sample(self, bundle: RunBundle, *, lost_are_late: bool = True) -> Sample:
         """What a run says of it.
 

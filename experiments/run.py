@@ -17,7 +17,7 @@ from experiments.schema import Experiment
 from experiments.variant import Fingerprint, Progress, fingerprints, run_variant
 from sim.errors import BeyondTablesError, ConfigError, PhasewiseError, TraceError
 
-REPLICATIONS = "replications"
+REPLICATIONS = bundle.REPLICATIONS
 """Folder of the runs of variants after their first."""
 
 State = Literal["waiting", "running", "finished", "reused", "failed", "stopped"]

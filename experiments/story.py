@@ -94,8 +94,10 @@ def render(requests: Requests, row: int, label: str, setting: Setting, what: str
     after = told["decode_ns"] or {}
     lines += _timeline("to the first token" if told["ttft"] else "to its end", first)
     lines += _timeline("after it", after) if after else []
-    gap = told["largest_gap"]["phases_ns"] if told["largest_gap"] else {}
-    lines += ["", *_table(whole, first if told["ttft"] else {}, after, gap), ""]
+    parts = {"to 1st token": first, "after it": after} if told["ttft"] else {"to its end": whole}
+    if told["largest_gap"]:
+        parts["largest gap"] = told["largest_gap"]["phases_ns"]
+    lines += ["", *_table(whole, parts), ""]
     return "\n".join([*lines, _said(told, what)])
 
 
@@ -141,15 +143,9 @@ def _timeline(name: str, ns: Mapping[str, int]) -> list[str]:
     return [f"  {name:18} {seconds(total):>8} |{bar}|"]
 
 
-def _table(
-    whole: Mapping[str, int],
-    first: Mapping[str, int],
-    after: Mapping[str, int],
-    gap: Mapping[str, int],
-) -> list[str]:
-    total = sum(whole.values())
-    parts = (first, after, gap) if gap else (first, after)
-    rows = []
+def _table(whole: Mapping[str, int], columns: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """A row for each phase: its share of the whole, and its time in each column."""
+    total, parts, rows = sum(whole.values()), list(columns.values()), []
     for group, names in GROUPS.items():
         for phase in (name for name in names if any(name in part for part in (whole, *parts))):
             both = whole.get(phase, 0)
@@ -158,7 +154,7 @@ def _table(
             rows.append((f"{LETTERS[group]} {phase}: {ADVICE[phase].words}", share, *times))
     rows.append(("together", seconds(total), *(seconds(sum(of.values())) for of in parts)))
     width = max(len(row[0]) for row in rows)
-    rows.insert(0, ("phase", "share", *("to 1st token", "after it", "largest gap")[: len(parts)]))
+    rows.insert(0, ("phase", "share", *columns))
     return [
         f"  {name:{width}} {share:>7} {''.join(f'{time:>13}' for time in times)}".rstrip()
         for name, share, *times in rows

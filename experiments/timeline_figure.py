@@ -12,7 +12,7 @@ import numpy as np
 from experiments import panels
 from experiments.bundle import pools_of
 from experiments.drawing import Drawing
-from experiments.layout import Legend, plain, title
+from experiments.layout import Legend, plain, plain_ticks, title
 from experiments.looks import Look, Style, looks_over_time
 from experiments.report import RunBundle, unique_labels
 from sim.cache_metrics import blocks_over_time
@@ -160,9 +160,10 @@ def _draw(runs: Sequence[_Run], style: Style) -> go.Figure:
         for run, text in zip(runs, legend.texts, strict=True):
             if name in run.curves:
                 _add_line(fig, row, run, name, text, style)
+        most = max(float(np.max(run.curves[name][1])) for run in runs if name in run.curves)
         fig.update_yaxes(
             rangemode="tozero",
-            tickformat="~s",
+            tickformat=plain_ticks(most),
             nticks=4,
             title=title(name, style),
             showgrid=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.capacity.report import interval_json
 from experiments.quantity import Quantity
-from experiments.statistics.intervals import Interval, Refusal
+from experiments.statistics.intervals import BATCHES, Interval, Refusal
 from experiments.statistics.pairs import Difference
 from experiments.tables import Column, Comparison, three_digits
 from experiments.uncertainty import Repeated, compared, difference, every_quantity, warnings
@@ -30,7 +30,8 @@ def intervals_table(variants: Sequence[Repeated]) -> Comparison:
                 refused[f"{variant.label}: {quantity.text}: no interval: {interval}."] = None
         rows.append((heading(quantity), *cells))
     runs = ", ".join(f"{each.label} {len(each.runs)}" for each in variants)
-    notes = [f"Runs: {runs}.", *warnings(variants), *refused]
+    said_of_runs = means_of_runs(quantities) if any(each.drawn for each in variants) else []
+    notes = [f"Runs: {runs}.", *said_of_runs, *warnings(variants), *refused]
     return Comparison(tuple(columns), tuple(rows), tuple(notes))
 
 
@@ -48,11 +49,19 @@ def differences_table(variants: Sequence[Repeated]) -> Comparison | None:
     if not rows:
         return None
     of = "runs with the same seeds"
+    percentiles = (
+        "percentiles are those of runs of this length, and may differ for certain where too few "
+        "requests lie beyond one for an interval of its own"
+    )
     if not any(each.drawn for each in variants):
         of = "the same requests in one run of each"
+        percentiles = (
+            f"percentiles are means of those of {BATCHES} parts of the run, so that their "
+            "difference is not that of the whole run's percentiles"
+        )
     elif not all(first.drawn or each.drawn for each in others):
         of = "runs with the same seeds, or of the same requests where nothing is drawn"
-    note = f"Differences of {of}, with 95 % confidence; percentiles are those of each run or part."
+    note = f"Differences of {of}, with 95 % confidence; {percentiles}."
     return Comparison(tuple(columns), tuple(rows), (note,))
 
 
@@ -70,6 +79,18 @@ def heading(quantity: Quantity) -> str:
     part = statistic if statistic == "mean" else statistic.upper()
     unit = f" ({quantity.metric.unit})" if quantity.metric.unit else ""
     return f"{quantity.metric.title} {part}".strip() + unit
+
+
+def means_of_runs(quantities: Sequence[Quantity]) -> list[str]:
+    """Which rows are means of the runs' own numbers, not of all runs together; none if none are."""
+    those = [heading(each).partition(" (")[0] for each in quantities if each.of_whole_runs]
+    if not those:
+        return []
+    verb, number = ("is", "number") if len(those) == 1 else ("are", "numbers")
+    return [
+        f"{' and '.join(those)} {verb} the mean of the runs' own {number}, with Student's t over "
+        "the runs; other rows are of the requests of all runs together."
+    ]
 
 
 def said(interval: Interval | Refusal) -> str:

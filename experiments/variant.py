@@ -32,6 +32,7 @@ from experiments.bounds import Tally, as_values, bounds_of
 from experiments.bundle import BUNDLE_VERSION, Bundle, Columns, StepsFile
 from experiments.cost import rates_of, sources_of
 from experiments.notes import done_again, thrashing
+from experiments.outages import outages_of
 from experiments.requests import depends_on_ends, trace_paths
 from experiments.reuse import MOST_REQUESTS, reuse_of
 from experiments.schema import Experiment
@@ -447,7 +448,8 @@ def _attribute(
     if config["record"]["steps"]:
         bounds = bounds_of(config, model, tally, result.requests, result.replicas)
         arithmetic = as_values(bounds)
-    setting = setting_of(config, attribution.first_failure_ns(result.changes), arithmetic)
+    outages = outages_of(config, result.changes, result.replicas)
+    setting = setting_of(config, outages, arithmetic)
     ranked = attribution.gaps_at_ranks(result.gap_splits(), measured, gaps)
     if split := attribution.summarize(measured, setting, ranked):
         summary |= {"arithmetic": arithmetic} if arithmetic else {}

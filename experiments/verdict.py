@@ -42,6 +42,9 @@ DEFINITION = (
     "overloaded: over the second half of the arrival window the number of requests in system "
     f"grows with {CONFIDENCE:.0%} confidence (line through {BATCHES} batch means), and that line "
     "at least doubles over the window, from its own start and from the mean of the first quarter; "
+    "too short to tell instead if that half is shorter than "
+    f"{BATCHES} times the mean time from first scheduled to last token, and fewer than half of "
+    "those in system at the last arrival wait for their first schedule; "
     "backlogged: at the last arrival the queue is over "
     f"{QUEUE_TIMES_MEDIAN} times its median, or takes longer to start than the P99 of E2E, or "
     f"longer than {DELAY_TIMES_SERVICE} times the median time from first scheduled to last token; "
@@ -120,12 +123,33 @@ def _judge_entered(entered: Requests) -> Verdict:
     trend = fit_trend(entered, first, last)
     if trend is not None and trend.overloaded:
         there = _present(entered["arrival_ns"], _or_never(entered["end_ns"]), last)
+        if (why := _too_short(entered, first, last, there)) is not None:
+            return Verdict("too short to tell", why)
         return Verdict(
             "overloaded",
             f"requests in system grow by {trend.slope_per_s:.3g} a second (99 % sure of "
             f"{trend.slope_low_per_s:.3g}), to {there:,} at the last arrival",
         )
     return _judge_queue(entered, first, last)
+
+
+def _too_short(entered: Requests, first: int, last: int, there: int) -> str | None:
+    """Why a rise of the number in system is no overload yet: a batch mean is short, and few wait.
+
+    A burst fills a server that runs many requests at once for as long as these take, and the means
+    of parts shorter than that are not independent.
+    """
+    queue = _present(entered["arrival_ns"], _or_never(entered["first_scheduled_ns"]), last)
+    service = e2e_s(entered) - queueing_delay_s(entered)
+    service_s = float(np.nanmean(service)) if not np.isnan(service).all() else np.inf
+    half_s = (last - first) / 2 / NS_PER_S
+    if 2 * queue >= there or half_s >= BATCHES * service_s:
+        return None
+    return (
+        f"requests in system grow to {there:,} at the last arrival, of which {queue:,} wait, in "
+        f"half a window of {half_s:.3g} s; needs {BATCHES * service_s:.3g} s, as serving takes "
+        f"{service_s:.3g} s"
+    )
 
 
 def _judge_queue(entered: Requests, first: int, last: int) -> Verdict:

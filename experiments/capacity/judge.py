@@ -18,7 +18,8 @@ from sim.errors import ConfigError
 from sim.fairness import session_e2e_s
 from sim.metrics import NS_PER_S
 
-_GROWING = ("overloaded", "backlogged")
+UNTOLD = "too short to tell"
+_GROWING = ("overloaded", "backlogged", UNTOLD)
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,11 @@ def evaluate(bundle: Bundle, goal: Goal, *, folder: str, reused: bool) -> Evalua
     """Keep of a run what a judgement needs.
 
     Raises:
-        ConfigError: The run is too short to tell whether it is overloaded, or lacks a number.
+        ConfigError: The run has too few requests to tell anything, or lacks a number.
     """
     verdict = str(bundle.summary["verdict"]["name"])
-    if verdict == "too short to tell":
+    counts = bundle.summary["requests"]
+    if verdict == UNTOLD and counts["arrived"] - counts["rejected"] < MIN_REQUESTS:
         raise ConfigError(
             f"{bundle.label}: {bundle.summary['verdict']['reason']} to tell whether it keeps up; "
             f"give the workload at least {MIN_REQUESTS} requests, better thousands"
@@ -128,7 +130,7 @@ def findings(runs: Sequence[Evaluation], goal: Goal) -> list[Finding]:
 
 
 def growing(runs: Sequence[Evaluation]) -> int:
-    """How many of the runs did not keep up with their arrivals."""
+    """How many of the runs did not keep up with their arrivals, for all that can be told."""
     return sum(run.verdict in _GROWING for run in runs)
 
 
@@ -136,9 +138,10 @@ def keeps_up(runs: Sequence[Evaluation]) -> bool:
     """Whether runs of a value keep up: none is overloaded, and at most half are backlogged.
 
     A run that ends in a burst is backlogged (`experiments.verdict`); its latencies are judged as
-    they are. Those of an overloaded run say how long it was, so that a short one meets anything.
+    they are. Those of an overloaded run say how long it was, so that a short one meets anything;
+    and so do those of a run in which requests only gather, as it is too short for its rate.
     """
-    overloaded = any(run.verdict == "overloaded" for run in runs)
+    overloaded = any(run.verdict in ("overloaded", UNTOLD) for run in runs)
     return not overloaded and 2 * growing(runs) <= len(runs)
 
 

@@ -10,7 +10,7 @@ from experiments.capacity.choice import Choice, Rated
 from experiments.capacity.evaluate import Evaluator
 from experiments.capacity.goal import Goal
 from experiments.capacity.highest import Edge, Point
-from experiments.capacity.judge import Finding, keeps_up
+from experiments.capacity.judge import UNTOLD, Evaluation, Finding, keeps_up
 from experiments.quantity import Quantity
 from experiments.statistics.intervals import Interval, Refusal
 from experiments.statistics.pairs import Difference
@@ -120,7 +120,7 @@ def _of_edge(edge: Edge) -> list[str]:
     if all(found.meets for found in edge.next.found):
         notes.append(
             f"{name}: the goal itself holds at {said(edge.next.value)} too; what ends it is that "
-            "runs do not keep up with their arrivals there."
+            f"{_why_not(edge.next.runs)}."
         )
     if not edge.settled:
         notes.append(f"{name}: not settled: the runs are used up (--runs).")
@@ -141,6 +141,16 @@ def _of_edge(edge: Edge) -> list[str]:
     }
     notes += [f"{name}: no interval: {why}." for why in refusals]
     return notes
+
+
+def _why_not(runs: Sequence[Evaluation]) -> str:
+    """What keeps runs that meet a goal from counting."""
+    if any(run.verdict == UNTOLD for run in runs):
+        return (
+            f"{runs[0].arrived:,} requests come too fast there to tell whether they are kept up "
+            "with; give the workload more requests for the true edge, which is not below this one"
+        )
+    return "runs do not keep up with their arrivals there"
 
 
 def _of_sessions(edge: Edge) -> list[str]:

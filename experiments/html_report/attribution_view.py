@@ -1,8 +1,9 @@
 """Where the time of the median and of the P99 request went, per variant and class.
 
-The request at a percentile stands for its neighbours: shown is the mean over the requests whose
-rank is within half a percent of it, at least one, so that the bar is not one request's luck. Parts
-and their exact rules are those of `sim.attribution`.
+The request at a percentile stands for its neighbours: the parts are the mean over the requests
+whose rank is within half a percent of it, at least one, so that the bar is not one request's luck.
+Beside it stands the exact percentile, that of the table. Parts and their exact rules are those of
+`sim.attribution`.
 """
 
 from __future__ import annotations
@@ -92,13 +93,13 @@ def parts(bundle: Bundle, folder: Path, classes: Sequence[str]) -> dict[str, Any
     }
     bars: dict[str, Any] = {}
     for (name, key), of in bands.items():
-        bars.setdefault(name, {})[key] = [_bar(bundle, key, rows) for rows in of]
+        bars.setdefault(name, {})[key] = [_bar(bundle, key, *band) for band in of]
     for phase in PHASES:
         for key in {key: None for _, key in bands}:
             # An older bundle may lack the column of a phase that there was not.
             for column in read_columns(folder, [f"{_PREFIXES[key]}_{phase}_ns"]).values():
                 for name in bars:
-                    for bar, rows in zip(bars[name][key], bands[name, key], strict=True):
+                    for bar, (rows, _) in zip(bars[name][key], bands[name, key], strict=True):
                         _add(bar, phase, column, rows)
     return {"bars": bars, "said": _said(bundle.summary.get("attribution", {}))}
 
@@ -122,22 +123,27 @@ def _groups(bundle: Bundle, classes: Sequence[str]) -> dict[str, Any]:
     return {"": mask} | {name: mask & (of == name) for name in classes}
 
 
-def _band(bundle: Bundle, mask: Any, key: str, q: float) -> Ints:
-    """Rows of the requests around a percentile, in order of their values; none if none has one."""
+def _band(bundle: Bundle, mask: Any, key: str, q: float) -> tuple[Ints, int | None]:
+    """Rows of the requests around a percentile, by their values, and the row at it.
+
+    No rows, and None, if no request has a value.
+    """
     values = PER_REQUEST[key](bundle.requests)
     rows = np.flatnonzero(mask & ~np.isnan(values))
     if not len(rows):
-        return rows
+        return rows, None
     ordered = rows[np.argsort(values[rows], kind="stable")]
     middle = max(0, int(np.ceil(q * len(rows))) - 1)
     half = int(_HALF_BAND * len(rows))
-    return ordered[max(0, middle - half) : middle + half + 1]
+    return ordered[max(0, middle - half) : middle + half + 1], int(ordered[middle])
 
 
-def _bar(bundle: Bundle, key: str, rows: Ints) -> dict[str, Any]:
-    values: Floats = PER_REQUEST[key](bundle.requests)[rows]
-    mean = float(values.mean()) if len(rows) else None
-    return {"n": len(rows), "mean_s": mean, "parts": []}
+def _bar(bundle: Bundle, key: str, rows: Ints, at: int | None) -> dict[str, Any]:
+    values: Floats = PER_REQUEST[key](bundle.requests)
+    if at is None:
+        return {"n": 0, "mean_s": None, "exact_s": None, "parts": []}
+    mean, exact = float(values[rows].mean()), float(values[at])
+    return {"n": len(rows), "mean_s": mean, "exact_s": exact, "parts": []}
 
 
 def _add(bar: dict[str, Any], phase: str, column: Ints, rows: Ints) -> None:

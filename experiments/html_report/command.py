@@ -112,7 +112,7 @@ def collect(heads: Sequence[Head], folders: Sequence[Path]) -> tuple[str, dict[s
         ),
         "answers": _answers(folders),
         "variants": summary_view.variants(heads),
-        "table": summary_view.table(heads),
+        "table": _table(heads, folders),
         "runs": runs_view.intervals(heads, folders),
         "notes": notes.lines_of([(h.label, h.notes) for h in heads], "summary.json of each"),
         "percentiles": [f"{100 * q:.6g}" for q in cdf_view.PERCENTILES],
@@ -129,6 +129,12 @@ def collect(heads: Sequence[Head], folders: Sequence[Path]) -> tuple[str, dict[s
         "definitions": summary_view.definitions(),
     }
     return title, values
+
+
+def _table(heads: Sequence[Head], folders: Sequence[Path]) -> dict[str, Any]:
+    """The table of variants, with a word on those of which it is not known that they have runs."""
+    made = summary_view.table(heads)
+    return made | {"notes": [*filter(None, map(bundle.lone_run, folders)), *made["notes"]]}
 
 
 def _of_one(folder: Path, classes: Sequence[str], room: _Room) -> dict[str, Any]:

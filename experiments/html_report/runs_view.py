@@ -18,7 +18,7 @@ from experiments.quantity import read_quantity
 from experiments.report import unique_labels
 from experiments.tables import three_digits
 from experiments.uncertainty import COMPARED, Repeated
-from experiments.uncertainty_table import heading
+from experiments.uncertainty_table import heading, means_of_runs
 
 MOST_SHOWN = 5
 """Runs of a variant that can be looked at one by one: a page has room for so much."""
@@ -84,13 +84,17 @@ def intervals(heads: Sequence[Head], folders: Sequence[Path]) -> dict[str, Any] 
             told[name] = bundle.read_values(folder.parent / REPEATED)["variants"][known[0]]
     if not told:
         return None
-    quantities = [read_quantity(text, "report") for text in COMPARED]
+    quantities = [
+        each
+        for each in (read_quantity(text, "report") for text in COMPARED)
+        if any(each.text in its["metrics"] for its in told.values())
+    ]
     rows = [
         [heading(each), *(_said(its["metrics"].get(each.text)) for its in told.values())]
         for each in quantities
-        if any(each.text in its["metrics"] for its in told.values())
     ]
-    return {"notes": _notes(told), "columns": ["95 % intervals", *told], "rows": rows}
+    means = means_of_runs(quantities) if any(its["drawn"] for its in told.values()) else []
+    return {"notes": [*_notes(told), *means], "columns": ["95 % intervals", *told], "rows": rows}
 
 
 def _said(interval: Mapping[str, Any] | None) -> str:
@@ -109,9 +113,10 @@ def _notes(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if several:
         notes.append(
             f"Runs with other seeds: {', '.join(several)}. The table above and where the time went "
-            "are of the first run of each; the latency distributions, by class too, and the "
-            "intervals here of all runs together (floors of the first); over time, replicas and "
-            "worst requests show one run, which can be chosen there. A number without "
+            "are of the first run of each; the latency distributions and their percentiles, by "
+            "class too, are of all runs together (floors of the first), and so are the intervals "
+            "here but where it is said below; over time, replicas and worst requests show one run, "
+            "which can be chosen there. A number without "
             f"an interval has too few values for one: {REPEATED} says why, and has the "
             "differences between variants."
         )

@@ -1,4 +1,11 @@
-"""Run what a figure needs: every variant at every value of the x axis, and what goals search."""
+"""Run what a figure needs: every variant at every value of the x axis, and what goals search.
+
+Both go through the evaluator of `experiments.capacity`, which makes runs, keeps them and reads
+samples of quantities from them; the searches are its own. `experiments.sweep` is not used for the x
+axis: its rows hold the summary of a run and not the samples that measures of replications are made
+of, each figure would keep a data set beside its searches, and several keys along one axis, scaled
+together, are a list of points there, so that the code would be longer by what reads them back.
+"""
 
 from __future__ import annotations
 

@@ -19,9 +19,10 @@ HEADING = "Figures of serving papers, redone"
 ABOUT = (
     "Each figure is a config of phasewise with synthetic requests of the lengths that the paper "
     "prints, on data sheets of its GPUs and models; step times come from a roofline with fitted "
-    "efficiencies. No number was fitted to the papers' results; but the host time of vLLM in 2023 "
-    "and the step times that DistServe fitted to both engines, each with its source, went in after "
-    "a first look at results without them, and so did the sizes of runs and the number of "
+    "efficiencies. No number was fitted to the papers' results; but the host time of vLLM in 2023, "
+    "the step times that DistServe fitted to both engines, and what baselines of the papers did (a "
+    "buddy allocator, prompts beside decodes, 16 seats, 20 chats), each with its source, went in "
+    "after a first look at results without them, and so did the sizes of runs and the number of "
     "replications. Orderings and ratios are to be compared, not seconds.",
     "Papers' numbers were not read in the PDFs. Each table says where: in the paper's own text, as "
     "conversions of it in public repositories have it, or, where these keep a table or a figure as "

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,12 @@ from tests.conformance.test_beyond_reference import _beyond
 from tests.conformance.workloads import Spec, workload
 
 CHUNK = 50
+
+
+def chunks(first: int, quick: int, last: int) -> list[Any]:
+    """Where chunks of seeds begin; those from `quick` on are among the slow tests."""
+    slow = [pytest.param(at, marks=pytest.mark.slow) for at in range(quick, last, CHUNK)]
+    return [*range(first, quick, CHUNK), *slow]
 
 
 def _replicas(spec: Spec) -> list[Spec]:
@@ -38,7 +45,7 @@ def _with_one_stage(spec: Spec) -> Spec:
 
 
 @pytest.mark.parametrize("make", [workload, _beyond], ids=["workloads", "beyond"])
-@pytest.mark.parametrize("first", range(0, 100, CHUNK))
+@pytest.mark.parametrize("first", chunks(0, 50, 100))
 def test_one_stage_gives_the_very_same_integers(make: object, first: int) -> None:
     assert callable(make)
     for seed in range(first, first + CHUNK):
@@ -75,7 +82,7 @@ def _in_order(observed: Observed) -> Observed:
     return observed
 
 
-@pytest.mark.parametrize("first", range(0, 250, CHUNK))
+@pytest.mark.parametrize("first", chunks(0, 100, 250))
 def test_several_stages_give_the_times_and_decisions_of_the_plain_loop(
     first: int, shared: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,53 @@ def test_tokens_that_a_bundle_has_are_held_against_the_run(place: Path, tmp_path
     found.tokens["time_ns"][1] += 1
     with pytest.raises(ConfigError, match=r"another run \(tokens of 0\)"):
         again.simulated_again(found, tmp_path / "copy", place)
+
+
+MINE = """\
+from dataclasses import dataclass
+
+from policies.prefill_first import PrefillFirst
+
+
+@dataclass
+class Mine(PrefillFirst):
+    pass
+"""
+
+
+def test_a_module_of_ones_own_is_found_in_the_working_folder(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "a_policy_to_explain"
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / f"{name}.py").write_text(MINE, encoding="utf-8")
+    shutil.copy(place / "trace.csv", tmp_path)
+    config = CONFIG.replace("policy: vllm-v0", f"policy: {name}:Mine")
+    (tmp_path / "own.yaml").write_text(config, encoding="utf-8")
+    run = ["run", str(tmp_path / "own.yaml"), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    assert CliRunner().invoke(app, run).exit_code == 0
+    (results,) = bundle.find(tmp_path / "out")
+    ask = ["explain", str(results), "0", "--gaps", "1"]
+
+    def forget() -> None:
+        sys.modules.pop(name, None)
+        sys.path[:] = [each for each in sys.path if Path(each or ".").resolve() != tmp_path]
+
+    forget()
+    failed = CliRunner().invoke(app, ask)
+    assert failed.exit_code == 2
+    assert f"{results / 'config.yaml'}: " in failed.stderr
+    assert "--files FOLDER says where" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    forget()
+    done = CliRunner().invoke(app, ask)
+    forget()
+    assert done.exit_code == 0, done.output
+    assert "the longest of its 19 gaps" in done.output
+
+
+def test_a_folder_of_files_that_is_none_is_refused(place: Path) -> None:
+    done = _explain(place, "0", "--gaps", "1", "--files", "/no/such/folder")
+    assert done.exit_code == 2
+    assert done.stderr.strip().endswith("explain: --files /no/such/folder: no such folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,13 +12,19 @@ from typer.testing import CliRunner
 
 import phasewise
 from experiments import attribution, bundle, story
-from experiments.advice import ADVICE, Setting, help_for, setting_of
+from experiments.advice import ADVICE, Setting, setting_of
 from experiments.attribution_figure import attribution_drawings, color_of
+from experiments.bounds import Bound
 from experiments.cli import app
 from experiments.figures import section
 from experiments.looks import SCREEN, STYLES
+from experiments.outages import Outage, outages_of
+from experiments.remedies import help_for
 from sim.attribution import E2E_COLUMNS, PHASES
 from sim.errors import ConfigError
+from sim.metrics import PER_REQUEST
+from sim.records import CANCELLED, CHANGES
+from sim.slo import select
 
 CONFIG = """\
 name: where
@@ -58,8 +64,9 @@ def test_the_file_adds_up_and_the_summary_is_of_requests_in_it(results: Path) ->
     e2e = np.sum([table[name] for name in E2E_COLUMNS], axis=0)
     assert e2e.tolist() == (table["end_ns"] - table["arrival_ns"]).tolist()
     told = found.summary["attribution"]
-    setting = setting_of(found.config, None, found.summary["arithmetic"])
+    setting = setting_of(found.config, (), found.summary["arithmetic"])
     assert list(told) == ["overall", "chat", "code"]
+    counted = {"overall": found.summary["overall"], **found.summary["classes"]}
     for name, block in told.items():
         for whole, ranks in block.items():
             for rank, share in attribution.RANKS.items():
@@ -67,6 +74,9 @@ def test_the_file_adds_up_and_the_summary_is_of_requests_in_it(results: Path) ->
                 assert sum(split["phases_ns"].values()) == split["total_ns"]
                 row = attribution.row_of(table, split["request"])
                 if whole != "itl":
+                    key = "p50" if rank == "median" else "p99"
+                    assert split["total_ns"] == round(counted[name][f"{whole}_s"][key] * 1e9)
+                    assert f"(request {split['request']}, " in split["sentence"]
                     one = attribution.split_of(table, row, whole)
                     assert one.values(setting).items() <= split.items()
                 assert name in ("overall", table["request_class"][row])
@@ -104,6 +114,7 @@ def test_ranks_are_those_of_the_sorted_requests() -> None:
     table = {name: np.zeros(4, np.int64) for name in E2E_COLUMNS}
     table["e2e_stall_ns"] = np.array(e2e)
     table |= {"index": np.arange(4), "arrival_ns": np.zeros(4, np.int64)}
+    table |= {"last_token_ns": np.array(e2e), "emitted_tokens": np.ones(4, np.int64)}
     table |= {"end_ns": np.array(e2e), "state": np.array([0, 0, 0, 1])}
     median, last = attribution.at_rank(table, 0.5), attribution.at_rank(table, 0.99)
     assert median is not None
@@ -116,9 +127,9 @@ def test_ranks_are_those_of_the_sorted_requests() -> None:
 def test_the_sentence_names_phase_resource_and_help() -> None:
     split = attribution.Split(3, "e2e", {"queue_memory": 600, "preempted": 150, "decode_gpu": 250})
     said = attribution.sentence(split, Setting(), "p99", "chat")
-    assert said.startswith("The P99 request of class chat (E2E 1 us) spent 60% of that waiting for")
+    assert said.startswith("The P99 request of class chat (request 3, E2E 1 us) spent 60% of that")
     assert "75% of it hangs on KV capacity" in said
-    assert ADVICE["queue_memory"].help in said
+    assert "more KV blocks (GPUs, fp8 KV, a smaller model) or fewer requests at a time" in said
 
 
 POOL = "a pool of its own for prefills"
@@ -140,13 +151,17 @@ TWO = {"replicas": 1, "policy": {"name": "sarathi"}, "step_time": {"model": "lin
 def test_what_a_variant_does_already(
     policy: dict[str, Any], chunked: bool, mixed: bool, cached: bool
 ) -> None:
-    unknown = "linear step times know no FLOPs"
     pool = {"policy": policy, "step_time": {"model": "linear"}}
     alone = setting_of({"pools": {"colocated": pool}})
-    assert alone == Setting(False, chunked, mixed, cached, unknown=unknown)
+    does = (chunked, mixed, cached)
+    assert (alone.pools, alone.chunked, alone.mixed, alone.cached) == (False, *does)
+    assert alone.unknown == "linear step times know no FLOPs"
     two = {"prefill": pool, "decode": TWO, "transfer": {}}
-    expected = Setting(True, chunked, mixed, cached, 7, unknown=unknown)
-    assert setting_of({"pools": two}, 7) == expected
+    outage = Outage(decodes=False, begin_ns=7, end_ns=9)
+    apart = setting_of({"pools": two}, [outage])
+    assert (apart.pools, apart.chunked, apart.mixed, apart.cached) == (True, *does)
+    assert apart.outages == (outage,)
+    assert apart.decode_budget == "budget_tokens"
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -159,7 +174,6 @@ def test_nobody_is_told_to_do_what_is_done_already(phase: str) -> None:
     assert "chunked prefills" not in chunks
     assert "prefills in steps" not in chunks
     assert "a prefix cache" not in help_for(phase, Setting(cached=True))
-    assert help_for(phase, Setting()) == ADVICE[phase].help
 
 
 def test_help_is_still_given_where_it_is_none_already() -> None:
@@ -170,14 +184,126 @@ def test_help_is_still_given_where_it_is_none_already() -> None:
     assert "chunked prefills" in help_for("stall", Setting(chunked=True))  # sglang, not mixed
 
 
-def test_a_wait_after_a_failure_is_told_as_such() -> None:
-    failed = Setting(failed_ns=1_000)
-    for phase in ("queue_budget", "queue_memory", "between", "preempted"):
-        after = help_for(phase, failed, 1_001)
-        assert after.startswith("spare replicas or a shorter restart, as a replica had failed")
-        assert help_for(phase, failed, 1_000) == help_for(phase, Setting())
-    assert help_for("decode_gpu", failed, 1_001) == ADVICE["decode_gpu"].help
-    assert help_for("transfer", failed, 1_001) == ADVICE["transfer"].help
+POLICIES: list[dict[str, Any]] = [
+    {"name": "static"},
+    {"name": "orca"},
+    {"name": "vllm-v0"},
+    {"name": "vllm-v1"},
+    {"name": "sarathi"},
+    {"name": "sglang"},
+    {"name": "sglang", "chunked_prefill_size": None},
+    {"name": "distserve"},
+    {"name": "mine:Own"},
+]
+BUDGETS = [
+    *(None, None, "max_num_batched_tokens", "max_num_batched_tokens", "budget_tokens"),
+    *("chunked_prefill_size", "max_prefill_tokens", "max_tokens_per_batch", None),
+]
+
+
+@pytest.mark.parametrize(("policy", "budget"), list(zip(POLICIES, BUDGETS, strict=True)))
+def test_only_options_that_the_policy_has_are_told(
+    policy: dict[str, Any], budget: str | None
+) -> None:
+    pool = {"policy": policy, "step_time": {"model": "linear"}}
+    setting = setting_of({"pools": {"colocated": pool}})
+    said = {phase: help_for(phase, setting) for phase in PHASES}
+    together = " ".join(said.values())
+    assert ("token budget" in together) == (budget is not None)
+    if budget is not None:
+        assert f"a larger token budget ({budget})" in said["queue_budget"]
+        assert f"a smaller token budget ({budget})" in said["queue_step"]
+    assert ("a prefix cache" in together) == (policy["name"] == "vllm-v1")  # sglang has it on
+    for option in ("return_at", "batch_timeout_s", "no padding"):
+        assert (option in together) == (policy["name"] == "static")
+
+
+def test_what_precision_and_transfers_have_already_is_not_told() -> None:
+    pool = {"policy": {"name": "vllm-v1"}, "step_time": {"model": "linear"}}
+    small = {**pool, "precision": {"kv": "fp8", "weights": "int4"}}
+    for entry, transfer, told in ((pool, {}, True), (small, {"overlap": "layerwise"}, False)):
+        setting = setting_of({"pools": {"prefill": entry, "decode": entry, "transfer": transfer}})
+        assert ("fp8 KV" in help_for("queue_memory", setting)) == told
+        assert ("lower precision" in help_for("decode_gpu", setting)) == told
+        assert ("layer-wise" in help_for("transfer", setting)) == told
+        assert "do not block" not in help_for("stall", setting)
+
+
+@pytest.mark.parametrize(
+    ("resource", "larger", "smaller"),
+    [("compute", False, True), ("memory bandwidth", True, False)],
+)
+def test_another_budget_is_told_only_where_it_can_help(
+    resource: str, larger: bool, smaller: bool
+) -> None:
+    times = (2.0, 1.0) if resource == "compute" else (1.0, 2.0)
+    for pools in (False, True):
+        setting = Setting(pools=pools, chunked=True, bounds={"prefill": Bound(1.0, 1.0, *times)})
+        for phase in ("queue_budget", "between"):
+            said = help_for(phase, setting)
+            assert ("a larger token budget" in said) == larger
+            assert ("less load" in said) != larger
+        for phase in ("queue_step", "decode_prefills"):
+            assert ("a smaller token budget" in help_for(phase, setting)) == smaller
+
+
+S = 1_000_000_000
+WAITS = {"queue_budget": 6 * S, "prefill": 4 * S}
+HIT = {"queue_no_replica": 2 * S, "decode_gpu": 8 * S}
+
+
+@pytest.mark.parametrize(
+    ("ns", "whole", "down", "told"),
+    [
+        (WAITS, "ttft", [(12, 14)], True),  # arrived at 10, queued to 16
+        (WAITS, "ttft", [(12, 13)], False),  # a tenth of the time
+        (WAITS, "ttft", [(12, 13), (14, 15)], True),
+        (WAITS, "ttft", [(12, 13.5), (12, 13.5)], False),  # two at once count once
+        (WAITS, "ttft", [(16, 20)], False),  # it was prefilled meanwhile
+        (WAITS, "ttft", [(2, 10)], False),  # up again as it came
+        ({"prefill": 6 * S, "queue_budget": 4 * S}, "ttft", [(10, 20)], False),
+        ({"stall": 10 * S}, "itl", [(2, 9)], False),
+        ({"stall": 10 * S}, "itl", [(2, 30)], False),
+        (WAITS, "itl", [(14, 20)], True),  # of 6 s within it 4 at most were no wait
+        (WAITS, "itl", [(15, 20)], False),
+        (HIT, "e2e", [(11, 13)], True),
+        (HIT, "e2e", [(5, 9)], False),  # it waited for one that was drained
+        ({"queue_no_replica": S, "decode_gpu": 9 * S}, "e2e", [(11, 12)], False),
+    ],
+)
+def test_a_failure_is_told_only_where_it_is_shown_to_matter(
+    ns: dict[str, int], whole: str, down: list[tuple[float, float]], told: bool
+) -> None:
+    outages = tuple(Outage(False, round(a * S), round(b * S)) for a, b in down)
+    split = attribution.Split(1, whole, ns, 20 * S)
+    said = attribution.sentence(split, Setting(outages=outages))
+    assert ("spare replicas or a shorter restart, as a replica had failed" in said) == told
+    elsewhere = tuple(each._replace(decodes=True) for each in outages)
+    if ns is WAITS:
+        assert "failed" not in attribution.sentence(split, Setting(pools=True, outages=elsewhere))
+
+
+class _Replica(NamedTuple):
+    pool: str
+
+
+def test_an_outage_ends_when_the_replica_or_another_is_up() -> None:
+    def outages(events: list[tuple[int, int, str]], restart: dict[str, Any]) -> list[Any]:
+        changes = {
+            "time_ns": np.array([at_ns for at_ns, _, _ in events]),
+            "replica": np.array([replica for _, replica, _ in events]),
+            "change": np.array([CHANGES.index(change) for _, _, change in events]),
+        }
+        pool = {"restart": restart}
+        replicas: Any = [_Replica("prefill"), _Replica("decode"), _Replica("decode")]
+        config = {"pools": {"prefill": pool, "decode": pool}}
+        return [tuple(each) for each in outages_of(config, changes, replicas)]
+
+    back, loads = [(1, 0, "failed"), (4, 0, "restored")], {"load_s": 2.0}
+    assert outages(back, {}) == [(False, 1, 4)]
+    assert outages([*back, (6, 0, "up")], loads) == [(False, 1, 6)]
+    assert outages([(1, 1, "failed"), (3, 0, "added"), (5, 2, "added")], {}) == [(True, 1, 5)]
+    assert outages(back, loads)[0][2] > 1 << 60
 
 
 def test_the_sentence_of_a_run_goes_by_its_layout_and_its_failures(tmp_path: Path) -> None:
@@ -296,14 +422,16 @@ def test_worst_refuses_what_it_does_not_know() -> None:
 def test_the_sentence_says_what_failures_took() -> None:
     ns = {"decode_gpu": 700, "lost": 50, "reprefill_failure": 250}
     split = attribution.Split(3, "e2e", ns, 5000)
-    said = attribution.sentence(split, Setting(failed_ns=4500))
+    failed = Setting(outages=(Outage(False, 4500, 4600),))
+    said = attribution.sentence(split, failed)
     assert (
         "70% of it hangs on memory bandwidth. Failures of replicas took 300 ns of it (30%)." in said
     )
     assert split.resources(Setting()) == {"memory bandwidth": 700, "replicas": 300}
-    assert "Failures" not in attribution.sentence(split, Setting(failed_ns=5000))
+    later = Setting(outages=(Outage(False, 5000, 5100),))
+    assert "Failures" not in attribution.sentence(split, later)
     given_up = attribution.Split(3, "e2e", {"decode_gpu": 700, "lost": 50}, 5000)
-    assert "Failures" not in attribution.sentence(given_up, Setting(failed_ns=4500))
+    assert "Failures" not in attribution.sentence(given_up, failed)
 
 
 @pytest.mark.parametrize(
@@ -338,3 +466,59 @@ def test_phases_that_an_older_bundle_lacks_count_as_none(results: Path) -> None:
     table = bundle.read(results / "v1").requests
     older = {k: v for k, v in table.items() if not k.endswith("reprefill_failure_ns")}
     assert attribution.split_of(older, 3) == attribution.split_of(table, 3)
+
+
+EARLY = """\
+name: early
+workload:
+  preset: azure-conv-2023
+  requests: 80
+  arrivals: {process: poisson, rate_per_s: 60}
+  cancel: {share: 0.7, after: {distribution: exponential, mean_s: 1}}
+model: llama-3.1-8b
+device: h100-sxm
+policy: {name: vllm-v1, max_num_seqs: 8}
+"""
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("early")
+    (folder / "early.yaml").write_text(EARLY, encoding="utf-8")
+    done = CliRunner().invoke(
+        app, ["run", str(folder / "early.yaml"), "--out", str(folder / "out"), "--jobs", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    (results,) = bundle.find(folder / "out")
+    return results
+
+
+def test_percentiles_are_of_the_requests_that_the_table_counts(early: Path) -> None:
+    found = bundle.read(early)
+    table, known, told = found.requests, found.summary["overall"], found.summary["attribution"]
+    assert ((table["first_token_ns"] >= 0) & (table["state"] == CANCELLED)).any()
+    for whole in ("ttft", "e2e"):
+        for rank, key in (("median", "p50"), ("p99", "p99")):
+            split = told["overall"][whole][rank]
+            assert split["total_ns"] == round(known[f"{whole}_s"][key] * 1e9)
+            assert sum(split["phases_ns"].values()) == split["total_ns"]
+        rows = attribution.worst(table, whole, 1000)
+        assert len(rows) == known[f"{whole}_s"]["n"]
+        values = PER_REQUEST[whole](table)[rows].tolist()
+        assert values == sorted(values, reverse=True)
+
+
+def test_ttft_is_told_where_nobody_finished(early: Path) -> None:
+    table = bundle.read(early).requests
+    cancelled = select(table, table["state"] == CANCELLED)
+    assert list(attribution.summarize(cancelled, Setting())["overall"]) == ["ttft"]
+
+
+def test_who_was_cancelled_without_a_token_is_said_to_be(early: Path) -> None:
+    table = bundle.read(early).requests
+    row = np.flatnonzero((table["state"] == CANCELLED) & (table["first_token_ns"] < 0))[0]
+    index, took = int(table["index"][row]), int((table["end_ns"] - table["arrival_ns"])[row])
+    text = _explain(str(early), str(index)).output
+    assert f"Request {index} (cancelled after {attribution.seconds(took)} without a token)" in text
+    assert "to its end" in text
+    assert not any(words in text for words in ("to 1st token", "after it", "E2E"))

@@ -10,9 +10,10 @@ import pytest
 
 import phasewise
 from experiments import attribution
-from experiments.advice import Setting, help_for, resource_of, setting_of, why
+from experiments.advice import Setting, resource_of, setting_of, why
 from experiments.bounds import BANDWIDTH, COMPUTE, STEPS, Bound, Tally, as_values, from_values
 from experiments.config import load
+from experiments.remedies import help_for
 from experiments.variant import run_variant
 from sim.attribution import PHASES
 from sim.phases import PhaseArithmetic
@@ -62,7 +63,7 @@ def test_one_request_alone_is_its_own_arithmetic(tmp_path: Path) -> None:
 def test_short_prompts_are_bound_by_memory_and_the_sentence_says_so(tmp_path: Path) -> None:
     run = made(tmp_path, [(at, 16, 2) for at in range(40)])
     found = bounds(run)
-    setting = setting_of(run.config, None, run.summary["arithmetic"])
+    setting = setting_of(run.config, (), run.summary["arithmetic"])
 
     assert found["prefill_alone"].resource == BANDWIDTH
     assert resource_of("prefill", setting) == BANDWIDTH
@@ -80,7 +81,7 @@ def test_short_prompts_are_bound_by_memory_and_the_sentence_says_so(tmp_path: Pa
 def test_large_batches_of_decodes_are_bound_by_compute(tmp_path: Path) -> None:
     policy = {"name": "vllm-v1", "max_num_seqs": 1024, "max_num_batched_tokens": 16384}
     run = made(tmp_path, [(0, 8, 60)] * 900, policy=policy)
-    setting = setting_of(run.config, None, run.summary["arithmetic"])
+    setting = setting_of(run.config, (), run.summary["arithmetic"])
 
     assert bounds(run)["decode"].resource == COMPUTE
     assert resource_of("decode_others", setting) == COMPUTE

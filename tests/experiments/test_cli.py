@@ -233,6 +233,7 @@ def test_a_shipped_config_takes_a_trace_instead_of_its_preset(tmp_path: Path) ->
             "phasewise: list: no kind 'polices' (did you mean policies?); choose one of policies,",
         ),
         (("table", "nowhere"), 2, "phasewise: nowhere: no such folder; expected results of"),
+        (("explain", __file__), 2, f"phasewise: {__file__}: is a file; give its folder, "),
         (("plot", "."), 2, "phasewise: .: holds no results of `phasewise run`"),
         (("trace", "info", "nowhere.csv"), 2, "phasewise: nowhere.csv: no such file"),
         (

@@ -17,6 +17,7 @@ from experiments import cdf_figure, figures
 from experiments.cdf import MAX_POINTS, curve_of_gaps, curve_of_values
 from experiments.drawing import Drawing
 from experiments.html_report.summary_view import contrast
+from experiments.layout import axis_lines, plain_ticks
 from experiments.looks import DASHES, POLICY_LOOKS, STYLES, looks, looks_over_time
 from experiments.summary import summarize
 from sim.errors import ConfigError
@@ -339,3 +340,11 @@ def test_the_page_draws_its_figures_without_a_network(tmp_path, chromium: Path):
     assert dom.count('class="main-svg"') >= len(figures.CDFS)
     assert "&lt;i&gt;a&lt;/i&gt;" in dom
     assert "TTFT (s)" in dom
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(0.9, ",~f"), (1.0, ",~f"), (9_999.0, ",~f"), (120_000.0, "~s")]
+)
+def test_numbers_of_axes_have_no_prefix_below_one(most: float, expected: str) -> None:
+    assert plain_ticks(most) == expected
+    assert axis_lines(STYLES["paper"])["exponentformat"] == "none"

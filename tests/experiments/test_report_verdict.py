@@ -65,6 +65,31 @@ def test_many_requests_running_at_once_without_a_queue_are_stable():
     assert sum(verdict(seed) == "stable" for seed in range(SEEDS)) >= 19
 
 
+def running_at_once(arrival_ns, stay_ns):
+    """The requests table of a server that starts whoever comes."""
+    requests = served_in_turn(arrival_ns) | {"first_scheduled_ns": arrival_ns}
+    return requests | {"last_token_ns": arrival_ns + stay_ns, "end_ns": arrival_ns + stay_ns}
+
+
+def test_requests_that_gather_for_less_than_they_take_tell_nothing():
+    """300 come within 10 s and stay for 1 to 3 s: those of the second half come twice as fast."""
+    slow, fast = np.arange(100) * 50_000_000, 5_000_000_000 + np.arange(200) * 25_000_000
+    arrival_ns = np.concatenate((slow, fast))
+    stay_ns = np.linspace(1e9, 3e9, 300).astype(np.int64)
+
+    verdict = judge(running_at_once(arrival_ns, stay_ns))
+
+    assert verdict.name == "too short to tell"
+    assert "in half a window of 4.99 s; needs 20 s, as serving takes 2 s" in verdict.reason
+    # Over ten times the time it tells: requests that stay ever longer gather for ever.
+    longer = running_at_once(10 * arrival_ns, np.linspace(0.5e9, 7e9, 300).astype(np.int64))
+    assert judge(longer).name == "overloaded"
+
+
+def test_a_queue_that_grows_is_an_overload_however_short_the_window():
+    assert judge(served_in_turn(np.arange(200) * 1_000_000)).name == "overloaded"
+
+
 def test_one_early_burst_that_is_still_waiting_is_a_backlog():
     def arrivals(seed):
         steady = poisson_ns(0.8, 1_000, seed)

@@ -214,7 +214,17 @@ def finished(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (lambda f: (f / "summary.json").unlink(), "not finished: summary.json is missing"),
+        *(
+            (lambda f, name=name: (f / name).unlink(), f": not finished: {name} is missing")
+            for name in (
+                "summary.json",
+                "wallclock.json",
+                "requests.parquet",
+                "itl.parquet",
+                "series.parquet",
+                "transfers.parquet",
+            )
+        ),
         (
             lambda f: (f / "requests.parquet").write_bytes(b"PAR1"),
             "requests.parquet: cannot be read",

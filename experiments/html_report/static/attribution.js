@@ -39,7 +39,7 @@ function attribution(host) {
   }
   const used = new Set(variants.flatMap(({ bars }) => Object.values(bars ?? {}).flatMap((of) => Object.values(of).flat().flatMap(({ parts }) => parts.map(([phase]) => phases().get(phase).group)))));
   host.append(...said, tools, el("div", { class: "legend" }, ...groups.filter(([name]) => used.has(name)).map(([name]) => swatch(GROUP_COLORS[name], name))), node, list,
-    ...notes(["Each bar is the mean over the requests within half a percent in rank of the median, or of P99. Parts of a group differ in their pattern; pointing at one names it. They add up to the whole exactly; a negative part stands left of 0."]));
+    ...notes(["Beside a bar stands the exact percentile. The bar is the mean over the requests within half a percent in rank of it, so that its length can be another. Parts of a group differ in their pattern; pointing at one names it. They add up to the whole exactly; a negative part stands left of 0."]));
   chart(node, () => attributionFigure(its));
   list.replaceChildren(...sentences(its));
 }
@@ -63,7 +63,7 @@ function attributionFigure(its) {
       hovertemplate: `%{customdata[2]}<br>${plain(look.name)}: %{customdata[0]} (%{customdata[1]} %)<extra></extra>`,
     };
   }).filter(Boolean);
-  const totals = bars.map(({ mean_s: s }, at) => ({
+  const totals = bars.map(({ exact_s: s }, at) => ({
     xref: "paper", x: 1, xanchor: "left", y: at, text: span(s * 1e9), showarrow: false, xshift: 6, font: { size: 12 },
   }));
   return {
@@ -79,11 +79,11 @@ function attributionFigure(its) {
 // In words, the largest parts of each variant's slow requests, and what one of them hung on.
 function sentences(its) {
   const known = phases();
-  return barsOf(its).filter(({ percentile }) => percentile !== "P50").map(({ at, percentile, mean_s: total, parts }) => {
+  return barsOf(its).filter(({ percentile }) => percentile !== "P50").map(({ at, n, percentile, exact_s: exact, mean_s: total, parts }) => {
     const most = [...parts].sort((a, b) => b[1] - a[1]).slice(0, 3).filter(([, s]) => s > 0.03 * total);
     const told = most.map(([phase, s]) => `${number(100 * s / total)} % ${known.get(phase).name}`).join(", ");
     const said = VALUES.attribution.variants[at].said?.[its.of]?.[its.key];
-    return el("li", {}, `${VALUES.variants[at].label}: at ${percentile} (${span(total * 1e9)}) ${told}.`, said ? el("span", { class: "about" }, ` ${said}`) : "");
+    return el("li", {}, `${VALUES.variants[at].label}: at ${percentile} (${span(exact * 1e9)})${n > 1 ? `, mean of ${count(n)} requests around it` : ""}: ${told}.`, said ? el("span", { class: "about" }, ` ${said}`) : "");
   });
 }
 

@@ -18,7 +18,7 @@ function stairs(curve, variant, width, name, unit) {
   return {
     x: points.map(([value]) => value), y: points.map(([, y]) => y), meta: variant,
     mode: "lines", line: { color: color(variant), width, dash: dash(variant, width), shape: "hv" },
-    name: plain(name), hovertemplate: `${plain(short(name))}<br>%{x:.4g} ${unit}: %{y:.2%}<extra></extra>`,
+    name: plain(name), hovertemplate: `${plain(short(name))}<br>%{x:,.4~r} ${unit}: %{y:.2%}<extra></extra>`,
   };
 }
 
@@ -46,7 +46,7 @@ function percentileMark(curve, variant, unit, name) {
   return {
     x: [value], y: [share], meta: variant, mode: "markers", cliponaxis: false,
     marker: { color: color(variant), symbol: VALUES.variants[variant].symbol, size: 9, line: { color: scheme().paper, width: 1 } },
-    hovertemplate: `${plain(short(name))}<br>P${state.percentile}: %{x:.4g} ${unit}<extra></extra>`,
+    hovertemplate: `${plain(short(name))}<br>P${state.percentile}: %{x:,.4~r} ${unit}<extra></extra>`,
   };
 }
 
@@ -86,7 +86,7 @@ function floorTraces(floors, range, unit) {
     x: [x[0], ...x], y: [0, ...share], mode: "lines", meta: null,
     line: { color: muted, width: 2.5, shape: "hv" },
     hovertemplate: `floor of ${plain(of.length === VALUES.variants.length ? "all variants"
-      : of.map((at) => short(VALUES.variants[at].label, 20)).join(", "))}<br>%{x:.4g} ${unit}: %{y:.2%}<extra></extra>`,
+      : of.map((at) => short(VALUES.variants[at].label, 20)).join(", "))}<br>%{x:,.4~r} ${unit}: %{y:.2%}<extra></extra>`,
   }));
   return [unreachable(visible, range), ...lines];
 }

@@ -29,12 +29,14 @@ function shown() {
   return VALUES.variants.map((_, at) => at).filter((at) => !state.hidden.has(at));
 }
 
+const PLAIN = ",~f"; // of ticks: never "500m" for a half
+
 function axis(title, more = {}) {
   const { ink, grid } = scheme();
   return {
     title: { text: title, font: { size: 13 }, standoff: 8 },
     linecolor: ink, tickcolor: ink, gridcolor: grid, zeroline: false, showline: true,
-    ticks: "outside", ticklen: 4, tickfont: { size: 12 }, automargin: false, ...more,
+    ticks: "outside", ticklen: 4, tickfont: { size: 12 }, automargin: false, exponentformat: "none", ...more,
   };
 }
 

@@ -8,7 +8,8 @@ function overTime(host) {
     chart(node, () => timeFigure(panels, changes));
   }
   const marked = changes.some((marks) => marks.length);
-  host.append(...notes([...said, marked && "Changes of the cluster: ✕ failed, ▲ up again, + added, ▼ leaves, ○ other; a row for each variant, and lines through all panels."]));
+  const absent = panels.map(({ title, curves }) => [title, curves.flatMap((curve, at) => (curve ? [] : [at]))]).filter(([, of]) => of.length);
+  host.append(...notes([...said, ...absent.map(([title, of]) => `${title}: no curve of ${of.length > 8 ? plural(of.length, "variant") : names(of)}.`), marked && "Changes of the cluster: ✕ failed, ▲ up again, + added, ▼ leaves, ○ other; a row for each variant, and lines through all panels."]));
   host.append(el("p", { class: "note" }, "Zooming one panel zooms all. ", ...panels.map((each) => about(el("span", { style: "margin-right:1em" }, each.title), each.about))));
 }
 
@@ -19,22 +20,26 @@ function timeFigure(panels, changes) {
   const free = strip ? 1 - (strip + 24) / (body + strip + 24) : 1; // of the panels, below the strip
   const gap = free * 0.22 / panels.length;
   const height = (free - gap * (panels.length - 1)) / panels.length;
-  const its = layout(body + (strip && strip + 24) + 76, { margin: { l: 76, r: 20, t: 30, b: 46 } });
+  const most = panels.flatMap(({ curves }) => curves.filter(Boolean)).reduce((so_far, { y }) => y.reduce((a, b) => Math.max(a, b), so_far), 0);
+  const digits = count(Math.ceil(most)).length;
+  const its = layout(body + (strip && strip + 24) + 76, { margin: { l: 76 + 7 * Math.max(0, digits - 4), r: 20, t: 30, b: 46 } });
   const traces = [];
   panels.forEach((panel, row) => {
     const suffix = row ? row + 1 : "";
     const top = free - row * (height + gap);
     its[`yaxis${suffix}`] = axis(`${panel.title}<br>(${panel.unit})`, {
-      domain: [Math.max(0, top - height), top], rangemode: "tozero", anchor: "x", nticks: 5, tickformat: "~s",
+      domain: [Math.max(0, top - height), top], rangemode: "tozero", anchor: "x", nticks: 5, tickformat: PLAIN,
     });
-    const same = new Set(panel.curves.filter(Boolean).map((curve) => JSON.stringify([curve.x, curve.y]))).size === 1;
-    for (const variant of same && shown().length > 1 ? shown().slice(0, 1) : shown()) {
+    const same = panel.curves.every(Boolean) && panel.curves.length > 1 && new Set(panel.curves.map((curve) => JSON.stringify([curve.x, curve.y]))).size === 1;
+    const drawn = shown().filter((variant) => panel.curves[variant]);
+    // Without a trace plotly draws no axis, and moves the others.
+    if (!drawn.length) traces.push({ x: [null], y: [null], meta: null, yaxis: `y${suffix}`, mode: "lines", hoverinfo: "skip" });
+    for (const variant of same ? drawn.slice(0, 1) : drawn) {
       const curve = panel.curves[variant];
-      if (!curve) continue;
       traces.push({
         x: curve.x, y: curve.y, meta: same ? null : variant, yaxis: `y${suffix}`, mode: "lines",
         line: { color: same ? scheme().ink : color(variant), width: 1.6, dash: same ? "solid" : dash(variant, 1.6), shape: panel.key === "arrivals" ? "hvh" : "linear" },
-        hovertemplate: `${plain(same ? "all variants" : short(VALUES.variants[variant].label))}<br>%{x:.4~g} s: %{y:.4~g} ${panel.unit}<extra></extra>`,
+        hovertemplate: `${plain(same ? "all variants" : short(VALUES.variants[variant].label))}<br>%{x:,.4~r} s: %{y:,.4~r} ${panel.unit}<extra></extra>`,
       });
     }
   });
@@ -56,7 +61,7 @@ function addChanges(its, traces, changes, marked, number, domain) {
       x: marks.map(({ at_s: at }) => at), y: marks.map(() => row), meta: variant, yaxis: `y${number}`, mode: "markers", cliponaxis: false,
       marker: { symbol: marks.map(({ what }) => SYMBOLS[what] ?? "circle-open"), size: 9, color: color(variant), line: { width: 0 } },
       text: marks.map(({ replica, what, lost }) => plain(`${replica} ${what}${lost ? `, ${plural(lost, "request")} lost` : ""}`)),
-      hovertemplate: `${plain(short(VALUES.variants[variant].label))}<br>%{x:.4~g} s: %{text}<extra></extra>`,
+      hovertemplate: `${plain(short(VALUES.variants[variant].label))}<br>%{x:,.4~r} s: %{text}<extra></extra>`,
     });
     for (const { at_s: at, what } of marks) lines.push({ at, failed: what === "failed" });
   });

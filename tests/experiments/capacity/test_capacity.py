@@ -124,6 +124,25 @@ def test_an_overloaded_run_does_not_pass_however_short(tmp_path: Path) -> None:
     assert not any(run["verdict"] == "overloaded" for point in passes for run in point["runs"])
 
 
+def test_a_rate_at_which_requests_only_gather_does_not_pass_and_is_not_called_overloaded(
+    tmp_path: Path,
+) -> None:
+    # 240 requests of one second each, and as many seats: at high rates all of them run at once.
+    (tmp_path / "t.csv").write_text("prompt_tokens,output_tokens\n" + "10,100\n" * 240)
+    config = {**md1(tmp_path, 1), "policy": "vllm-v1", "max_model_len": 1000, "warm_up_s": 0}
+    config["workload"]["trace"] = str(tmp_path / "t.csv")
+    options = command.Options(out=tmp_path / "out", repeats=1, precision=0.3)
+
+    found = command.highest(config, "ttft_s.max <= 10", options=options)
+
+    variant = found.values["variants"]["vllm-v1"]
+    at_edge = [point for point in variant["points"] if point["value"] == variant["misses_at"]]
+    assert at_edge[0]["runs"][0]["verdict"] == "too short to tell"
+    said = " ".join(found.table.notes)
+    assert "240 requests come too fast there to tell whether they are kept up with" in said
+    assert "do not keep up" not in said
+
+
 def test_recorded_arrivals_are_sped_up_and_run_once(tmp_path: Path) -> None:
     config = md1(tmp_path, 1)
     rows = "".join(f"{0.02 * at:.2f},1,1\n" for at in range(500))

@@ -102,9 +102,9 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(chromium: Path) -> Iterator[Browser]:
-    """One Chromium for all tests; nothing is downloaded for it."""
+    """One Chromium for the tests of a file; nothing is downloaded for it."""
     driver_path = shutil.which("chromedriver")
     if driver_path is None:
         go_without("chromium", "no chromedriver on the path (Debian: apt install chromium-driver)")

@@ -286,6 +286,50 @@ def test_titles_legends_and_ticks_neither_meet_nor_leave_the_page(
     assert browser.js("return document.documentElement.scrollWidth") <= width
 
 
+AXES = """
+const node = document.getElementById('over-time');
+const its = Object.entries(node._fullLayout).filter(([key]) => /^yaxis/.test(key));
+const time = node.querySelector('.xtitle').getBoundingClientRect();
+const drawn = [...node.querySelectorAll('[class$="title"]')].filter(e => /^y/.test(e.classList[0]));
+return [its.length, drawn.every(e => e.getBoundingClientRect().bottom < time.top),
+  [...node.querySelectorAll('[class$="tick"] text')].map(e => e.textContent)];
+"""
+
+
+@pytest.mark.parametrize("first", ["none", "cache"])
+def test_panels_that_only_some_variants_have_keep_their_axes(
+    browser: Browser, tmp_path: Path, first: str
+) -> None:
+    variants = [
+        {"label": "none", "policy": "vllm-v1"},
+        {"label": "cache", "policy": {"name": "vllm-v1", "prefix_cache": True}},
+    ]
+    config = {
+        "workload": {
+            "preset": "system-prompts",
+            "requests": 60,
+            "arrivals": {"process": "poisson", "rate_per_s": 4},
+        },
+        "model": "llama-3.1-8b",
+        "device": "h100-sxm",
+        "compare": sorted(variants, key=lambda each: each["label"] != first),
+    }
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    browser.open(page_of(run_of(tmp_path / "c.yaml", tmp_path / "out"), tmp_path / "r.html"))
+    cached = 0 if first == "cache" else 1
+
+    assert visible_of(browser, "over-time", cached) == 4  # all but arrivals, which are alike
+    for _ in range(2):
+        panels, below, ticks = browser.js(AXES)
+        assert (panels, below) == (5, True)
+        assert [text for text in ticks if not re.fullmatch(r"[\d,.]+", text)] == []
+        browser.click(f"#variants [data-variant='{cached}']")  # the panel of hits stays, empty
+    assert "Prefix hits: no curve of none." in browser.js(
+        "return document.getElementById('over').textContent"
+    )
+    assert browser.complaints() == []
+
+
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of two variants with three runs each, of which one loses a replica."""

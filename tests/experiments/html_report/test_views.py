@@ -15,10 +15,11 @@ import pytest
 from plotly.offline import get_plotlyjs
 from typer.testing import CliRunner
 
-from experiments import bundle
+from experiments import bundle, outcome
 from experiments.bundle import BundleError
 from experiments.cli import app
 from experiments.html_report import (
+    attribution_view,
     command,
     compact,
     page,
@@ -28,6 +29,7 @@ from experiments.html_report import (
     worst_view,
 )
 from experiments.html_report.timeline_view import Budget, time_in_parts
+from experiments.tables import three_digits
 from experiments.worst import WORST, worst_rows
 from sim.metrics import PER_REQUEST
 from sim.records import CHANGES
@@ -189,6 +191,18 @@ def test_attributed_bars_add_up_to_their_mean(folder: Path) -> None:
             assert sum(s for _, s in bar["parts"]) == pytest.approx(bar["mean_s"], rel=1e-4)
 
 
+def test_beside_a_bar_stands_the_percentile_of_the_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attribution_view, "_HALF_BAND", 0.05)  # of few requests, some around it
+    bars = collected([folder])["attribution"]["variants"][0]["bars"][""]
+    known = bundle.read_head(folder).summary["overall"]
+    for key in ("e2e", "ttft"):
+        exact = [bar["exact_s"] for bar in bars[key]]
+        assert exact == [known[f"{key}_s"]["p50"], known[f"{key}_s"]["p99"]]
+    assert any(bar["n"] > 1 and bar["exact_s"] != bar["mean_s"] for bar in bars["e2e"])
+
+
 def test_percentiles_on_the_page_are_those_of_the_summary(folder: Path) -> None:
     values = collected([folder])
     ttft = next(each for each in values["cdfs"] if each["key"] == "ttft")["curves"][0]
@@ -301,6 +315,31 @@ def test_each_run_of_a_variant_can_be_looked_at(repeated: list[Path]) -> None:
         assert view["timelines"][0]["end_s"] == read.end_ns / 1e9
         assert len(view["series"]["panels"][0]["curves"]) == 2
     assert values["views"][0] != values["views"][1]
+
+
+def test_an_interval_of_gaps_is_said_to_be_a_mean_of_runs(repeated: list[Path]) -> None:
+    told = collected(repeated)["runs"]
+    runs = (bundle.runs_of(repeated[0]) or ("", []))[1]
+    each = [bundle.read_head(run).summary["overall"]["itl_s"]["p99"] for run in runs]
+    (row,) = [row for row in told["rows"] if row[0] == "ITL P99 (s)"]
+
+    assert row[1].split()[0] == three_digits(float(np.mean(each)))
+    assert told["notes"][-1].startswith(
+        "ITL P99 and Output throughput per GPU are the mean of the runs' own numbers"
+    )
+
+
+def test_runs_whose_list_is_lost_are_said_to_be_one_run(
+    repeated: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(repeated[0].parent, tmp_path / "out")
+    (tmp_path / "out" / bundle.REPEATED).unlink()
+    folders = outcome.finished([tmp_path / "out"])
+    said = "only its first run is shown: replications.json is missing, which lists 2 more runs in"
+
+    assert capsys.readouterr().err.replace("\n", " ").count("replications.json is missing") == 2
+    assert [said in note for note in collected(folders)["table"]["notes"][:2]] == [True, True]
+    assert said not in str(collected(repeated)["table"]["notes"])
 
 
 def test_class_panels_are_of_all_runs_together(repeated: list[Path]) -> None:

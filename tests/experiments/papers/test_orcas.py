@@ -130,3 +130,28 @@ def test_they_keep_the_contract(name: str, options: dict[str, Any], tmp_path: Pa
     report = check_policy(name, workloads=5, seed=0, options=options, folder=tmp_path)
 
     assert report.failure is None, str(report)
+
+
+@pytest.mark.parametrize("policy", [BUDDY, STAGED])
+def test_fast_forward_changes_nothing_on_a_pipeline(policy: str) -> None:
+    stages = {"stages": 2} if policy == STAGED else {"reserve": "oracle"}
+    plan = {
+        "workload": {
+            "preset": {"name": "uniform-lengths", "longest_prompt": 90, "longest_output": 40},
+            "requests": 120,
+            "arrivals": {"process": "poisson", "rate_per_s": 12},
+        },
+        "model": "llama-3.1-8b",
+        "pipeline_parallel": 2,
+        "kv": {"num_blocks": 60},
+        "step_time": {"model": "linear", "base_s": 0.02, "prefill_token_s": 1e-4},
+        "policy": {"name": policy, "max_batch_size": 3, **stages},
+        "compare": [{"label": "a"}],
+    }
+    fast, slow = (
+        run_plan(load({**plan, "fast_forward": fast, "check": True})).requests("a")
+        for fast in (True, False)
+    )
+
+    assert fast["first_token_ns"].tolist() == slow["first_token_ns"].tolist()
+    assert fast["end_ns"].tolist() == slow["end_ns"].tolist()
