@@ -47,8 +47,8 @@ def explain(
     files: Annotated[
         Path | None,
         typer.Option(
-            help="To simulate again: where relative paths of the config start. "
-            "Default: the results' own folder."
+            help="To simulate again: where relative paths and modules of the config start. "
+            "Default: the results' own folder; in any case then the working folder."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
