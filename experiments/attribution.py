@@ -17,9 +17,10 @@ import numpy as np
 
 from experiments import outages
 from experiments.advice import ADVICE, Setting, resource_of, why
+from experiments.names import unknown
 from experiments.remedies import help_for
 from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, PHASES, TTFT_COLUMNS
-from sim.errors import ConfigError, nearest
+from sim.errors import ConfigError
 from sim.metrics import NS_PER_S, PER_REQUEST, Bools, Gaps, Ints, Requests, merge_gaps
 from sim.records import FINISHED, STATES
 from sim.slo import NO_CLASS, request_classes, select
@@ -338,9 +339,10 @@ def worst(requests: Requests, what: str, count: int) -> list[int]:
         ConfigError: `what` is none of ``ttft``, ``itl``, ``e2e``, or `count` is below 1.
     """
     if what not in (*WHOLES, "itl"):
-        raise ConfigError(f"worst: {what}{nearest(what, ('ttft', 'itl', 'e2e'))}")
+        known = unknown("metric", what, ("ttft", "itl", "e2e"))
+        raise ConfigError(f"--worst {what} {count}: {known}")
     if count < 1:
-        raise ConfigError(f"worst: {count} requests: expected at least 1")
+        raise ConfigError(f"--worst {what} {count}: expected at least 1")
     if what == "itl":
         length = requests["largest_itl_ns"].astype(np.int64)
     else:

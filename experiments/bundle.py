@@ -39,6 +39,7 @@ import numpy.typing as npt
 import yaml
 
 from experiments import hashes, strict_yaml
+from experiments.blocked import blocking_file
 from sim.attribution import E2E_COLUMNS, ITL_COLUMNS, TTFT_COLUMNS
 from sim.errors import ConfigError, PhasewiseError
 from sim.metrics import ReplicaFacts
@@ -235,6 +236,8 @@ def _telling(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if blocked := blocking_file(path, error):
+            raise BundleError(blocked) from None
         reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
         raise BundleError(f"{path}: cannot be written: {reason}") from None
 

@@ -114,7 +114,10 @@ def run(
     ] = 1,
     figures: Annotated[
         str,
-        typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none."),
+        typer.Option(
+            help="Figures, comma-separated: html, svg, pdf, png; or none. "
+            "Images alone that cannot be written are an error."
+        ),
     ] = "html",
     check: Annotated[
         bool, typer.Option("--check", help="Check the invariants after every step (slow).")
@@ -296,7 +299,11 @@ def plot(
     width_mm: Annotated[float | None, typer.Option(help="Width of the images, mm.")] = None,
     x: Annotated[str, typer.Option(help="Axis of the latencies: log or linear.")] = "log",
     formats: Annotated[
-        str, typer.Option(help="Comma-separated: html, svg, pdf, png.")
+        str,
+        typer.Option(
+            help="Comma-separated: html, svg, pdf, png. Images alone that cannot be written are an "
+            "error."
+        ),
     ] = "html,svg,pdf,png",
     request_class: RequestClass = None,
 ) -> None:

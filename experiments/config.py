@@ -180,7 +180,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     """``key=value`` texts, keys dotted, values in YAML, as one nested mapping.
 
     Raises:
-        ConfigError: A text without ``=``, or a value that is not YAML.
+        ConfigError: A text without ``=`` or without a value, or a value that is not YAML.
     """
     pairs: dict[str, Any] = {}
     for setting in settings:
@@ -188,6 +188,10 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         if not equals or not re.fullmatch(r"[\w:-]+(\.[\w:-]+)*", key.strip()):
             raise ConfigError(
                 f"--set {setting}: expected key=value, such as policy.budget_tokens=256"
+            )
+        if not value.strip():
+            raise ConfigError(
+                f"--set {setting}: lacks a value; write {key.strip()}=null for the default"
             )
         pairs[key.strip()] = strict_yaml.parse(value, f"--set {setting}")
     return layers.unfold(pairs, "--set ")

@@ -12,6 +12,10 @@ class MissingExtraError(PhasewiseError):
     """A feature was asked for whose optional dependency is not installed."""
 
 
+class UndrawnError(PhasewiseError):
+    """Nothing but images was asked for, and not one could be written."""
+
+
 def require(module: str, extra: str, purpose: str = "this") -> ModuleType:
     """Import and return an optional dependency.
 

@@ -52,10 +52,12 @@ class Plotted:
     Attributes:
         files: In order of writing.
         notes: Sentences for the user: what was left out, and why.
+        undrawn: Of these, why no image that was asked for could be written; empty if some was.
     """
 
     files: tuple[Path, ...]
     notes: tuple[str, ...]
+    undrawn: str = ""
 
 
 def plot(
@@ -117,7 +119,7 @@ def plot(
         browser=browser,
         floors=floor_curves(bundles, request_class),
     )
-    return Plotted(plotted.files, (*notes, *plotted.notes))
+    return Plotted(plotted.files, (*notes, *plotted.notes), plotted.undrawn)
 
 
 def write(
@@ -151,6 +153,7 @@ def write(
     if "html" in formats:
         written.append(_write_page(out / "figures.html", drawn, more, x_scale, about, curves, said))
     wanted = [name for name in IMAGES if name in formats]
+    images: list[Path] = []
     note = ""
     if wanted and (drawn or more):
         figures = {
@@ -160,7 +163,7 @@ def write(
         figures |= {each.key: each.make(style, x_scale) for each in more}
         images, note = _write_images(figures, out, wanted, browser)
         written += images
-    return Plotted(tuple(written), (note,) if note else ())
+    return Plotted(tuple(written), (note,) if note else (), "" if images else note)
 
 
 def _style(name: str, width_mm: float | None) -> Style:
@@ -321,13 +324,14 @@ def write_drawn(
     if "html" in formats:
         written.append(write_drawings(out / "figures.html", heading, about, drawings))
     wanted = [name for name in IMAGES if name in formats]
+    images: list[Path] = []
     note = ""
     if wanted and drawings:
         images, note = _write_images(
             {each.key: each.make(sizes, "log") for each in drawings}, out, wanted, None
         )
         written += images
-    return Plotted(tuple(written), (note,) if note else ())
+    return Plotted(tuple(written), (note,) if note else (), "" if images else note)
 
 
 def write_sections(path: Path, heading: str, about: Sequence[str], sections: Sequence[str]) -> Path:

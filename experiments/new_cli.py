@@ -17,7 +17,12 @@ new_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Write starting files: a policy or a router."
 )
 
-Name = Annotated[str, typer.Argument(help="Such as short_first: the module, and ShortFirst in it.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Such as short_first: the module, and ShortFirst in it; hyphens become underscores."
+    ),
+]
 Out = Annotated[Path, typer.Option(help="Folder to write to.")]
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -50,6 +55,8 @@ def router(name: Name, out: Out = Path()) -> None:
 
 def _write(kind: str, name: str, out: Path) -> None:
     written = starting_files(kind, name, out)
+    if (module := written[0].stem) != name:
+        typer.echo(f"{name}: is {module} here, as modules of Python have no hyphens", err=True)
     for path in written:
         typer.echo(path)
     cls = class_name(module_name(kind, name))
@@ -103,7 +110,12 @@ def module_name(kind: str, name: str) -> str:
     import importlib.util
 
     module = name.replace("-", "_")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", module) or keyword.iskeyword(module):
+    if keyword.iskeyword(module) or keyword.iskeyword(class_name(module)):
+        word = module if keyword.iskeyword(module) else class_name(module)
+        raise ConfigError(
+            f"new {kind}: {name!r}: {word} is a keyword of Python; try {module}_{kind}"
+        )
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", module):
         raise ConfigError(
             f"new {kind}: {name!r}: expected small letters, digits and underscores, "
             "such as short_first"

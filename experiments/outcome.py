@@ -13,6 +13,7 @@ from experiments import bundle, cluster, notes
 from experiments.bundle import REPEATED, Bundle, BundleError, Head
 from experiments.check_answer import check_answer, planned_workload
 from experiments.config import Plan
+from experiments.extras import UndrawnError, require
 from experiments.names import unknown
 from experiments.run import (
     FailedRunError,
@@ -62,6 +63,7 @@ def run(
     Raises:
         FailedRunError: A variant failed; what finished is written and shown.
         InterruptedRunError: Ctrl-C; what finished is written and shown.
+        UndrawnError: Images alone were asked for, and none could be written; all else is.
     """
     from experiments.progress import Bars
 
@@ -83,12 +85,18 @@ def run(
     except InterruptedRunError:
         _show_finished(plan, jobs, further, out, formats=(), as_json=as_json)
         raise
-    _show_finished(plan, jobs, further, out, formats, as_json)
+    undrawn = None
+    try:
+        _show_finished(plan, jobs, further, out, formats, as_json)
+    except UndrawnError as error:  # said at the end: the rest is written all the same
+        undrawn = error
     if traces:
         _write_traces([job.folder for job in jobs if job.state in _DONE])
     if page and (done := [job.folder for job in jobs if job.state in _DONE]):
         _say(_report(done, out / "report.html"))
     _raise_failures([job for job in every if job.state == "failed"], len(every))
+    if undrawn is not None:
+        raise undrawn
 
 
 def _check_shards_of(plan: Plan) -> None:
@@ -462,17 +470,34 @@ def plot(bundles: Sequence[Bundle], out: Path, *, formats: Sequence[str], **opti
     """Draw all figures and say where they are."""
     from experiments.figures import plot as draw
 
-    print_plotted(draw(bundles, out, formats=formats, **options))
+    print_plotted(draw(bundles, out, formats=formats, **options), formats)
 
 
-def print_plotted(plotted: Plotted) -> None:
-    """Say where figures are."""
+def print_plotted(plotted: Plotted, formats: Sequence[str]) -> None:
+    """Say where figures are.
+
+    Args:
+        plotted: What was written.
+        formats: That were asked for.
+
+    Raises:
+        UndrawnError: Nothing but images was asked for, and none could be written.
+    """
     pages = [path for path in plotted.files if path.suffix != ".csv"]
     for path in pages[:1]:
         more = f" and {len(plotted.files) - 1} more files" if len(plotted.files) > 1 else ""
         _say(f"figures: {path}{more}")
+    say_left_out(plotted, formats)
+
+
+def say_left_out(plotted: Plotted, formats: Sequence[str]) -> None:
+    """Say what figures lack. Arguments and errors as of `print_plotted`."""
+    refused = plotted.undrawn if "html" not in formats else ""
     for note in plotted.notes:
-        _say(note)
+        if note != refused:
+            _say(note)
+    if refused:
+        raise UndrawnError(refused)
 
 
 def report(folders: Sequence[Path], out: Path | None) -> None:
@@ -492,6 +517,7 @@ def formats_of(text: str, option: str) -> tuple[str, ...]:
 
     Raises:
         ConfigError: No such format, or ``none`` with others: before anything is simulated.
+        MissingExtraError: Nothing but images, and what writes them is not installed; likewise.
     """
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if words == ["none"]:
@@ -505,6 +531,8 @@ def formats_of(text: str, option: str) -> tuple[str, ...]:
             raise ConfigError(f"{option} {text}: {unknown('format', word, (*FORMATS, 'none'))}")
     if not words:
         raise ConfigError(f"{option}: expected some of {', '.join(FORMATS)}, or none")
+    if "html" not in words:
+        require("kaleido", "figures", f"{option} {text}")
     return tuple(words)
 
 

@@ -24,8 +24,12 @@ def papers(
         int | None, typer.Option(min=1, help="Runs at a time. Default: one per CPU.")
     ] = None,
     figures: Annotated[
-        str, typer.Option(help="Images, comma-separated: svg, pdf, png; or none.")
-    ] = "svg",
+        str | None,
+        typer.Option(
+            help="Images, comma-separated: svg, pdf, png; or none. Those asked for that cannot be "
+            "written are an error. Default: svg, if it can be."
+        ),
+    ] = None,
     readme: Annotated[
         Path | None, typer.Option(help="Also write the tables as Markdown to this file.")
     ] = None,
@@ -40,6 +44,7 @@ def papers(
       phasewise papers
       phasewise papers orca sarathi --out results/papers
     """
+    from experiments.extras import UndrawnError
     from experiments.outcome import formats_of
     from experiments.papers import command, page
     from experiments.papers.block import read, shipped
@@ -53,7 +58,7 @@ def papers(
         names or [],
         out,
         processes=jobs or os.cpu_count() or 1,
-        formats=formats_of(figures, "--figures"),
+        formats=("svg",) if figures is None else formats_of(figures, "--figures"),
         tell=lambda text: typer.echo(text, err=True),
     )
     for one in built.told:
@@ -67,3 +72,5 @@ def papers(
     typer.echo(f"{built.files[0]} ({built.wall_s:.0f} s)")
     if readme is not None:
         readme.write_text(page.markdown(built.told), encoding="utf-8")
+    if built.undrawn and figures is not None:
+        raise UndrawnError(built.undrawn)

@@ -39,7 +39,7 @@ def sweep(
     ] = None,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Drop the rows of the folder. Default: go on with them."),
+        typer.Option("--fresh", help="Drop rows and figures of the folder. Default: go on."),
     ] = False,
     retry: Annotated[
         bool, typer.Option("--retry", help="Run again what failed; else its error is kept.")
@@ -51,10 +51,14 @@ def sweep(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run, and run nothing.")
+        bool, typer.Option("--dry-run", help="Say what would run, or why not, and run nothing.")
     ] = False,
     figures: Annotated[
-        str, typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none.")
+        str,
+        typer.Option(
+            help="Figures, comma-separated: html, svg, pdf, png; or none. "
+            "Images alone that cannot be written are an error."
+        ),
     ] = "html",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -74,6 +78,7 @@ def sweep(
     from experiments.sweep import report
     from experiments.sweep.command import ask, standing
     from experiments.sweep.command import sweep as run
+    from experiments.sweep.dataset import SweepError
     from experiments.sweep.executors import make_executor
 
     formats = formats_of(figures, "--figures")
@@ -82,7 +87,10 @@ def sweep(
     for note in asked.notes:
         typer.echo(note, err=True)
     if dry_run:
-        report.print_asked(asked, standing(asked, out), as_json=json)
+        there = standing(asked, out, fresh=fresh, retry=retry, extend=extend)
+        report.print_asked(asked, there, as_json=json)
+        if there is not None and there.refusal:
+            raise SweepError(there.refusal)
         return
     swept = run(asked, out, runner, fresh=fresh, retry=retry, extend=extend, tell=report.Teller())
     report.print_swept(swept, formats, as_json=json)
@@ -115,7 +123,11 @@ def sweep_plot(
     style: Annotated[str, typer.Option(help="Of the images: paper or slide.")] = "paper",
     width_mm: Annotated[float | None, typer.Option(help="Width of the images, mm.")] = None,
     formats: Annotated[
-        str, typer.Option(help="Comma-separated: html, svg, pdf, png.")
+        str,
+        typer.Option(
+            help="Comma-separated: html, svg, pdf, png. Images alone that cannot be written are an "
+            "error."
+        ),
     ] = "html,svg,pdf,png",
 ) -> None:
     """Draw a sweep from its data set: curves over rate and SLO scale, heat maps, Pareto plots.
@@ -128,6 +140,7 @@ def sweep_plot(
     from experiments.sweep.plots import plot_sweep
     from sim.errors import ConfigError
 
+    drawn = formats_of(formats, "--formats")
     pairs = [tuple(text.split(",")) for text in pareto or []]
     for text, pair in zip(pareto or [], pairs, strict=True):
         if len(pair) != 2:
@@ -141,6 +154,6 @@ def sweep_plot(
         at=at or [],
         style=style,
         width_mm=width_mm,
-        formats=formats_of(formats, "--formats"),
+        formats=drawn,
     )
-    print_plotted(plotted)
+    print_plotted(plotted, drawn)

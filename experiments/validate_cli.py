@@ -79,7 +79,7 @@ def validate(
         Path | None, typer.Option(help="Folder of the results. Default: results/NAME-measured.")
     ] = None,
     figures: Annotated[
-        str, typer.Option(help="Figures, comma-separated: html, svg, pdf, png; or none.")
+        str, typer.Option(help="As of phasewise run: html, svg, pdf, png; or none.")
     ] = "html",
 ) -> None:
     """Hold the simulation against measured servers, or (--config, --measured) against your own.
@@ -104,7 +104,7 @@ def validate(
         raise _misuse(f"{cases[0]}: a case brings its own config and measurement")
     _refuse_given(of_cases, "is of the shipped cases; not with --config and --measured")
     from experiments.config import slug
-    from experiments.outcome import formats_of, pairs
+    from experiments.outcome import formats_of, pairs, say_left_out
     from experiments.validation.own import compare_with_server
     from sim.errors import ConfigError
 
@@ -130,8 +130,10 @@ def validate(
     )
     typer.echo(str(compared))
     folder = out or Path("results") / f"{slug(compared.replay.experiment.name)}-measured"
-    for path in compared.save(folder, formats):
+    written = compared.write(folder, formats)
+    for path in written.files:
         typer.echo(f"wrote {path}", err=True)
+    say_left_out(written, formats)
 
 
 def _refuse_given(options: Mapping[str, object], why: str) -> None:

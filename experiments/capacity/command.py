@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -103,11 +104,12 @@ def highest(
     Raises:
         PhasewiseError: One line.
     """
-    plan, reload = _plan(config, settings)
+    option = "--lowest" if lowest else "--highest"
+    plan, reload = _plan(config, settings, option)
     wanted = goal_of(plan, goal, attainment)
     _check_has(plan, wanted)
     if key is not None:
-        _check_whole(plan, key, "--lowest" if lowest else "--highest")
+        _check_whole(plan, key, option)
     varied = _varied(plan, reload, key, lowest=lowest, options=options)
     evaluator = Evaluator(plan, wanted, options.out, options.processes)
     edges: list[Edge] = search_edges(
@@ -149,7 +151,7 @@ def best(
     Raises:
         PhasewiseError: One line.
     """
-    plan, reload = _plan(config, settings)
+    plan, reload = _plan(config, settings, "--splits" if key is None else "--best")
     objective = read_quantity(by, "--by")
     if objective.metric.better == "neither":
         raise ConfigError(f"--by {by}: neither less nor more of it is better; try ttft_s.p99")
@@ -250,14 +252,30 @@ def _check_whole(plan: Plan, key: str, option: str) -> None:
                 )
 
 
-def _plan(config: str | Path | Mapping[str, Any], settings: Sequence[str]) -> tuple[Plan, LoadPlan]:
-    """The plan, and how to read it again with other keys, which have the last word."""
+def _plan(
+    config: str | Path | Mapping[str, Any], settings: Sequence[str], option: str
+) -> tuple[Plan, LoadPlan]:
+    """The plan, and how to read it again with other keys, which have the last word.
+
+    What is wrong with those keys is said of the option that gave them.
+    """
 
     def reload(keys: Mapping[str, Any]) -> Plan:
         more = [f"{key}={value}" for key, value in keys.items()]
-        return load(config, [*settings, *more])
+        try:
+            return load(config, [*settings, *more])
+        except ConfigError as error:
+            raise ConfigError(_of_option(str(error), keys, option)) from None
 
     return load(config, settings), reload
+
+
+def _of_option(text: str, keys: Mapping[str, Any], option: str) -> str:
+    """An error on one of `keys` with the option in the place of ``--set``."""
+    for key in keys:
+        if re.match(rf"--set:? {re.escape(key)}[:=.\[]", text):
+            return f"{option} {text.removeprefix('--set').removeprefix(':').strip()}"
+    return text
 
 
 def _varied(

@@ -118,7 +118,7 @@ def read(path: Path) -> Iterator[Entry]:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield _checked(line, f"{path}:{number}")
+                    yield _checked(line, path, number)
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is no text; expected JSON lines, as {FILE} has") from None
 
@@ -135,10 +135,16 @@ def read_all(path: Path) -> list[Entry]:
     return found
 
 
-def _checked(line: str, where: str) -> Entry:
+def _checked(line: str, path: Path, number: int) -> Entry:
+    where = f"{path}:{number}"
     try:
         entry = json.loads(line)
     except ValueError:
+        if _is_one_document(path):
+            raise ConfigError(
+                f"{path}: is one JSON value over several lines; expected JSON lines, one object "
+                f"for each iteration, as {FILE} has"
+            ) from None
         raise ConfigError(f"{where}: is no JSON: {brief(line.strip())}") from None
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: {brief(entry)}: expected an object with the key tokens")
@@ -155,6 +161,16 @@ def _checked(line: str, where: str) -> Entry:
         entry["preempted"] = [str(request) for request in entry["preempted"]]
     entry["replica"] = str(entry.get("replica", ""))
     return entry
+
+
+def _is_one_document(path: Path) -> bool:
+    """Whether a whole file is JSON, as summaries are."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            json.load(file)
+    except ValueError:
+        return False
+    return True
 
 
 def _whole(value: object) -> bool:

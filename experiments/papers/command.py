@@ -32,12 +32,14 @@ class Built:
         told: One per figure.
         files: Page, Markdown, JSON, points and images.
         notes: What was left out.
+        undrawn: Of these, why no image could be written; empty if some was.
         wall_s: Seconds that it took.
     """
 
     told: tuple[Told, ...]
     files: tuple[Path, ...]
     notes: tuple[str, ...]
+    undrawn: str
     wall_s: float
 
 
@@ -67,8 +69,8 @@ def build(
         told = _apart(chosen, out, processes, tell)
     else:
         told = _in_turn(chosen, out, processes, tell)
-    files, notes = _write(told, out, formats)
-    return Built(tuple(told), files, notes, time.perf_counter() - started)
+    files, plotted = _write(told, out, formats)
+    return Built(tuple(told), files, plotted.notes, plotted.undrawn, time.perf_counter() - started)
 
 
 def _in_turn(chosen: Sequence[Redone], out: Path, processes: int, tell: Tell) -> list[Told]:
@@ -127,7 +129,7 @@ def _quietly(redone: Redone, out: Path) -> Told:
 
 def _write(
     told: Sequence[Told], out: Path, formats: Sequence[str]
-) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+) -> tuple[tuple[Path, ...], figures.Plotted]:
     out.mkdir(parents=True, exist_ok=True)
     written = [page.write_page(told, out / "papers.html")]
     text = out / "papers.md"
@@ -136,7 +138,7 @@ def _write(
     values.write_text(json.dumps(as_json(told), indent=1) + "\n", encoding="utf-8")
     drawn = [each for one in told for each in drawings(one.evaluated)]
     plotted = figures.write({}, out, STYLES["paper"], "linear", formats, drawn)
-    return (*written, text, values, *plotted.files), plotted.notes
+    return (*written, text, values, *plotted.files), plotted
 
 
 def as_json(told: Sequence[Told]) -> dict[str, Any]:

@@ -14,17 +14,20 @@ from experiments.config import Opened, open_config, slug
 from experiments.run import InterruptedRunError
 from experiments.sweep.axes import Axis, Listed
 from experiments.sweep.columns import KEY, columns_of, with_settings
-from experiments.sweep.dataset import (
-    ABOUT,
-    DataSet,
-    changed,
-    locked,
-    open_dataset,
-    read_table,
-)
+from experiments.sweep.dataset import DataSet, SweepError, identity, read_table
 from experiments.sweep.definition import Definition, read_definition, split_settings
 from experiments.sweep.draws import METHODS
 from experiments.sweep.executors import Executor
+from experiments.sweep.folder import (
+    Stance,
+    check_options,
+    check_unlocked,
+    check_usable,
+    kept_of,
+    locked,
+    open_dataset,
+    stance,
+)
 from experiments.sweep.points import Planned, plan_points
 from experiments.sweep.unit import FAILED, FINISHED, LOST
 from sim.errors import ConfigError
@@ -180,10 +183,10 @@ def sweep(
     """
     folder = folder_of(asked, out)
     columns = columns_of(asked.definition, asked.planned.settings.values())
+    about = _about(asked, columns)
+    check_options(fresh=fresh, extend=extend)
     with locked(folder):
-        data = open_dataset(
-            folder, _about(asked, columns), columns, fresh=fresh, retry=retry, extend=extend
-        )
+        data = open_dataset(folder, about, columns, fresh=fresh, retry=retry, extend=extend)
         kept = len(data.statuses)
         try:
             _run(asked.planned, data, executor, tell)
@@ -274,39 +277,63 @@ def _unserved(folder: Path) -> list[list[bool]]:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the folder of a sweep holds before it runs.
+    """What the folder of a sweep holds before it runs, and what a run would do with that.
 
     Attributes:
         folder: Of the data set.
+        stance: What would be done with it; None if it holds another sweep, and is refused.
+        refusal: Why it is refused; empty if it is not.
         rows: That are there.
         finished: Of these, with numbers.
-        failed: Of these, that failed: they are run again with ``--retry`` alone.
-        other: Why they are of another sweep; empty if they are of this one.
+        failed: Of these, that failed.
+        kept: Of these, that stay: failed ones are run again with ``--retry`` alone.
+        left: Runs that would be made.
     """
 
     folder: Path
+    stance: Stance | None
+    refusal: str
     rows: int
     finished: int
     failed: int
-    other: str
+    kept: int
+    left: int
 
 
-def standing(asked: Asked, out: Path | None) -> Standing | None:
-    """What the folder of a sweep holds; None if nothing is there.
+def standing(
+    asked: Asked,
+    out: Path | None,
+    *,
+    fresh: bool = False,
+    retry: bool = False,
+    extend: bool = False,
+) -> Standing | None:
+    """What `sweep` would do with its folder; nothing is changed. None if no sweep is there.
 
-    Args:
-        asked: What would run.
-        out: Folder; None for that of the name.
+    Arguments are as of `sweep`.
 
     Raises:
-        SweepError: It cannot be read.
+        SweepError: The folder cannot be read, or no sweep can be in it.
     """
     folder = folder_of(asked, out)
-    if not (folder / ABOUT).is_file():
+    about = _about(asked, columns_of(asked.definition, asked.planned.settings.values()))
+    refusal = ""
+    check_options(fresh=fresh, extend=extend)
+    check_usable(folder)
+    try:
+        found = stance(folder, about, fresh=fresh, extend=extend)
+    except SweepError as error:
+        found, refusal = None, str(error)
+    if found == "new":
         return None
+    check_unlocked(folder)
     states = read_table(folder, [*KEY, "status"]).column("status").to_pylist()
-    other = changed(folder, asked.planned.prints)
-    return Standing(folder, len(states), states.count(FINISHED), states.count(FAILED), other)
+    kept = {} if found in (None, "fresh") else kept_of(folder, retry=retry)
+    every = [unit.identity for unit in asked.planned.units]
+    every += [identity(row) for row in asked.planned.failed]
+    left = sum(name not in kept for name in every)
+    counts = (states.count(FINISHED), states.count(FAILED))
+    return Standing(folder, found, refusal, len(states), *counts, len(kept), left)
 
 
 def folder_of(asked: Asked, out: Path | None) -> Path:

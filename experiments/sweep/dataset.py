@@ -19,12 +19,10 @@ with is what the larger sweep alone would have written, byte for byte.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from experiments import bundle
 from experiments.sweep.columns import KEY, table_of, with_settings
 from experiments.sweep.definition import Setting
-from experiments.sweep.unit import FINISHED, LOST, Identity, Row
+from experiments.sweep.unit import FINISHED, Identity, Row
 from sim.errors import PhasewiseError
 
 if TYPE_CHECKING:
@@ -47,7 +45,6 @@ _PART_S = 5.0
 _PART_ROWS = 1000
 """And at the latest when so many wait."""
 _ORDER = ("number", "variant", "replication")
-_WORDS = {"config": "its config", "trace": "its traces", "code": "phasewise itself"}
 
 
 class SweepError(PhasewiseError):
@@ -114,117 +111,7 @@ def _is_empty(table: pa.Table, name: str) -> bool:
     return bool(table.column(name).null_count == table.num_rows)
 
 
-def open_dataset(
-    folder: Path,
-    about: Mapping[str, Any],
-    columns: Mapping[str, str],
-    *,
-    fresh: bool,
-    retry: bool,
-    extend: bool = False,
-) -> DataSet:
-    """Begin a sweep in a folder, or go on with the one there if it is the same.
-
-    Args:
-        folder: Of the sweep; made where there is none.
-        about: What is asked for; ``prints`` says what the results depend on.
-        columns: As of `DataSet`.
-        fresh: Drop what is there.
-        retry: Forget failed rows, so that they are made again.
-        extend: Go on as well with a sweep of fewer points, which keeps its rows.
-
-    Raises:
-        SweepError: Another sweep is there, or something else; one line.
-    """
-    if fresh and (folder / ABOUT).is_file():
-        (folder / ABOUT).unlink()
-        shutil.rmtree(folder / DATA, ignore_errors=True)
-    if (folder / ABOUT).is_file():
-        if extend and changed(folder, about["prints"]):
-            _check_smaller(folder, about)
-            bundle.write_values(folder / ABOUT, {"version": VERSION, **about})
-        _check_same(folder, about)
-        _recover(folder)
-        _number_anew(folder, about.get("points", {}), columns)
-    elif folder.exists() and any(path.name != _LOCK for path in folder.iterdir()):
-        raise SweepError(f"{folder}: holds something else than a sweep; give another --out")
-    else:
-        (folder / DATA).mkdir(parents=True)
-        bundle.write_values(folder / ABOUT, {"version": VERSION, **about})
-    statuses = {
-        identity(row): row["status"]
-        for row in read_table(folder, [*KEY, "status"]).to_pylist()
-        if row["status"] == FINISHED or not (retry or row["status"] == LOST)
-    }
-    return DataSet(folder, columns, statuses)
-
-
-_LOCK = ".lock"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other sweeps off a folder.
-
-    Raises:
-        SweepError: One writes there already.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SweepError(f"{folder}: another phasewise sweep is writing there") from None
-        yield
-
-
-def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
-    if said := changed(folder, about["prints"]):
-        raise SweepError(
-            f"{folder}: {said}; give another --out, --extend to add points, or --fresh to drop it"
-        )
-
-
-_SAME = {
-    "variants": "its variants",
-    "slo_scales": "the scales of its targets",
-    "quantities": "the numbers it takes down",
-}
-"""Parts of what is asked for that an extended sweep keeps, as they are columns of every row."""
-
-
-def _check_smaller(folder: Path, about: Mapping[str, Any]) -> None:
-    """Refuse to extend a sweep whose rows would not be those of the larger one.
-
-    Raises:
-        SweepError: One line.
-    """
-    there = read_about(folder)
-    traces, wanted = there.get("traces"), about.get("traces")
-    if traces is None or wanted is None:
-        raise SweepError(f"{folder}: does not say what its points read; it cannot be extended")
-    other = [word for name, word in _SAME.items() if there.get(name) != about[name]]
-    other += [_WORDS["code"]] if there["prints"].get("code") != about["prints"]["code"] else []
-    other += [_WORDS["trace"]] if any(wanted.get(k, v) != v for k, v in traces.items()) else []
-    if other:
-        raise SweepError(
-            f"{folder}: cannot be extended: {' and '.join(other)} changed; give another --out"
-        )
-    gone = [key for key in traces if key not in wanted]
-    if gone:
-        setting = there["points"][gone[0]]
-        raise SweepError(
-            f"{folder}: cannot be extended: {len(gone)} of its {len(traces)} points are not among "
-            f"those asked for now, such as {said_of(setting)}; give another --out"
-        )
-
-
-def said_of(setting: Setting) -> str:
-    """A point in words: ``seed=1, policy.budget_tokens=256``."""
-    return ", ".join(f"{key}={value}" for key, value in setting.items())
-
-
-def _number_anew(folder: Path, points: Mapping[str, Setting], columns: Mapping[str, str]) -> None:
+def number_anew(folder: Path, points: Mapping[str, Setting], columns: Mapping[str, str]) -> None:
     """Let rows of a sweep that was extended have the numbers and columns of the larger one."""
     numbers = {key: at for at, key in enumerate(points)}
     found = read_table(folder, ["point", "number"]).to_pylist()
@@ -247,26 +134,17 @@ def _plain_row(row: Row, setting: Setting) -> Row:
     return {key: v for key, v in row.items() if key not in setting and v is not None}
 
 
-def changed(folder: Path, prints: Mapping[str, Any]) -> str:
-    """Why a folder holds another sweep than the one with these hashes; empty if it does not.
-
-    Raises:
-        SweepError: There is no sweep, or one of a newer version.
-    """
-    there = read_about(folder)["prints"]
-    differ = [word for kind, word in _WORDS.items() if there.get(kind) != prints[kind]]
-    return f"holds another sweep: {' and '.join(differ)} changed" if differ else ""
-
-
 def read_about(folder: Path) -> dict[str, Any]:
     """What a sweep was asked for.
 
     Raises:
-        SweepError: There is no sweep, or one of a newer version.
+        SweepError: There is no sweep, something else, or one of a newer version.
     """
     if not (folder / ABOUT).is_file():
         raise SweepError(f"{folder}: no sweep there (no {ABOUT})")
     about = bundle.read_values(folder / ABOUT)
+    if not isinstance(about.get("prints"), dict):
+        raise SweepError(f"{folder / ABOUT}: is not of a sweep; give another folder")
     if about.get("version", VERSION) > VERSION:
         raise SweepError(f"{folder}: was written by a newer phasewise; install that")
     return about
@@ -333,7 +211,7 @@ def _write(table: pa.Table, path: Path) -> None:
 
 
 def _swap(folder: Path) -> None:
-    """Put the new data set in the place of the old one; `_recover` ends what this began."""
+    """Put the new data set in the place of the old one; `recover` ends what this began."""
     old = folder / f".{DATA}.old"
     shutil.rmtree(old, ignore_errors=True)
     if (folder / DATA).exists():
@@ -342,7 +220,7 @@ def _swap(folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _recover(folder: Path) -> None:
+def recover(folder: Path) -> None:
     """End a swap that was killed half way."""
     if (folder / DATA).exists():
         shutil.rmtree(folder / f".{DATA}.new", ignore_errors=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from experiments.drawing import Drawing
 from experiments.figures import FORMATS, Plotted, write_drawn
 from experiments.names import unknown
+from experiments.quantity import read_quantity
 from experiments.sweep.curves import attainment_drawings, latency_drawings
 from experiments.sweep.frame import Frame, read_frame
 from experiments.sweep.heat_map import heat_map
@@ -74,19 +75,33 @@ def drawings_of(
     values: Sequence[str] = (),
     pairs: Sequence[tuple[str, str]] = (),
 ) -> list[Drawing]:
-    """The figures that a sweep allows; see `plot_sweep`."""
+    """The figures that a sweep allows; see `plot_sweep`.
+
+    Raises:
+        ConfigError: A name is none of this sweep's, or asks for a figure that it does not allow.
+    """
+    keys = _two_keys(frame, over)
+    for value in values:
+        _known(frame, value, "--value", value)
+    for pair in pairs:
+        for value in pair:
+            _known(frame, value, "--pareto", ",".join(pair))
+    if values and keys is None:
+        varied = " and ".join(frame.keys) or "none"
+        raise ConfigError(
+            f"--value {values[0]}: is of heat maps, which take two keys with several values; "
+            f"here there is {varied}; try --pareto"
+        )
     drawings = []
     if frame.rate_key is not None:
         drawings += latency_drawings(frame)
     drawings += attainment_drawings(frame)
-    keys = _two_keys(frame, over)
     if keys is not None:
         usual = ("slo_attainment", "ttft_s.p99", "tpot_s.p99")
-        shown = [_known(frame, value) for value in values] or list(filter(frame.has, usual))
+        shown = values or list(filter(frame.has, usual))
         drawings += [heat_map(frame, *keys, value) for value in shown]
-    chosen = [(_known(frame, a), _known(frame, b)) for a, b in pairs]
     usual_pairs = [pair for pair in _PARETO if all(map(frame.has, pair))]
-    drawings += [pareto(frame, *pair) for pair in chosen or usual_pairs]
+    drawings += [pareto(frame, *pair) for pair in pairs or usual_pairs]
     return drawings
 
 
@@ -104,8 +119,9 @@ def _two_keys(frame: Frame, over: Sequence[str]) -> tuple[str, str] | None:
     return (keys[0], keys[1]) if len(keys) > 1 else None
 
 
-def _known(frame: Frame, column: str) -> str:
+def _known(frame: Frame, column: str, option: str, given: str) -> None:
+    """Refuse what is no number of the runs of a sweep."""
+    read_quantity(column, option)
     if not frame.has(column):
         known = {name for place in frame.places for name in place.values}
-        raise ConfigError(f"{column}: {unknown('number of this sweep', column, known)}")
-    return column
+        raise ConfigError(f"{option} {given}: {unknown('number of this sweep', column, known)}")

@@ -12,6 +12,9 @@ from typing import Any
 
 from experiments.sweep.command import Asked, Progress, Standing, Swept
 from experiments.sweep.dataset import read_table
+from experiments.sweep.definition import Setting
+from experiments.sweep.folder import said_of
+from experiments.sweep.unit import Row
 
 _EVERY_S = 10.0
 """Where there is no terminal, a line so often."""
@@ -80,11 +83,14 @@ def print_asked(asked: Asked, there: Standing | None = None, *, as_json: bool) -
     """Print what would run, and what its folder holds already."""
     planned = asked.planned
     variants = list(dict.fromkeys(unit.variant for unit in planned.units))
+    several = len({*variants, *(row["variant"] for row in planned.failed)}) > 1
     told: dict[str, Any] = {
         "points": len(planned.settings),
         "variants": variants,
         "runs": len(planned.units),
-        "cannot_run": [f"{row['variant']}: {row['error']}" for row in planned.failed],
+        "cannot_run": [
+            _cannot(row, planned.settings[row["point"]], several) for row in planned.failed
+        ],
         "keys": asked.definition.keys,
     }
     if as_json:
@@ -101,16 +107,23 @@ def print_asked(asked: Asked, there: Standing | None = None, *, as_json: bool) -
         print(f"- {_held(there, told['runs'] + len(planned.failed))}")
 
 
+def _cannot(row: Row, setting: Setting, several: bool) -> str:
+    """The point that cannot run, its variant where there are several, and why."""
+    variant = f" (variant {row['variant']})" if several and row["variant"] else ""
+    return f"{said_of(setting)}{variant}: {row['error']}"
+
+
 def _held(there: Standing, total: int) -> str:
     text = f"{there.folder}: has {there.rows:,} rows"
-    if there.other:
-        ways = "give another --out, --extend to add points, or --fresh to drop it"
-        return f"{text}, and {there.other}; {ways}"
-    kept = there.finished + there.failed
-    text = f"{text} of {total:,}: {there.finished:,} finished, {there.failed:,} failed"
-    return f"{text}; {total - kept:,} runs are left" + (
-        " (and the failed ones with --retry)" if there.failed else ""
-    )
+    if there.stance is None:
+        return f"{text} of another sweep"
+    if there.stance == "fresh":
+        return f"{text}, which --fresh drops with their figures; all {total:,} runs are left"
+    text += f" of {total:,}: {there.finished:,} finished, {there.failed:,} failed"
+    if there.stance == "larger":
+        text += "; --extend keeps them"
+    text += f"; {there.left:,} runs are left"
+    return f"{text} (and the failed ones with --retry)" if there.kept > there.finished else text
 
 
 def print_swept(swept: Swept, formats: Sequence[str], *, as_json: bool) -> None:
@@ -128,7 +141,7 @@ def print_swept(swept: Swept, formats: Sequence[str], *, as_json: bool) -> None:
         from experiments.outcome import print_plotted
         from experiments.sweep.plots import plot_sweep
 
-        print_plotted(plot_sweep(swept.folder, formats=formats))
+        print_plotted(plot_sweep(swept.folder, formats=formats), formats)
 
 
 def errors_of(folder: Path) -> dict[str, int]:

@@ -32,9 +32,10 @@ from experiments.quantity import Quantity
 from experiments.run import InterruptedRunError
 from experiments.sweep.axes import Axis, Listed, Range
 from experiments.sweep.columns import columns_of, with_settings
-from experiments.sweep.dataset import DataSet, identity, locked, open_dataset, read_table
+from experiments.sweep.dataset import DataSet, identity, read_table
 from experiments.sweep.definition import Definition, Part, Setting, check_key
 from experiments.sweep.executors import Executor
+from experiments.sweep.folder import locked, open_dataset
 from experiments.sweep.points import canonical, failed_point, plan_points
 from experiments.sweep.unit import FINISHED, Identity, Row, Unit
 from sim.errors import ConfigError

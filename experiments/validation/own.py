@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from experiments.cdf_figure import Line
+    from experiments.figures import Plotted
 
 _NO_WORKLOAD: Mapping[str, Any] = {
     "workload": {
@@ -100,13 +101,17 @@ class ServerComparison:
         return own_figures.figures_of(self._lines(), style)
 
     def save(self, folder: str | Path, formats: Sequence[str] = ("html",)) -> Sequence[Path]:
-        """Write the overlays, ``comparison.csv`` and ``requests.csv``.
+        """Write the overlays, ``comparison.csv`` and ``requests.csv``; the files.
 
         Args:
             folder: Made where there is none.
             formats: Of figures: html, svg, pdf, png.
         """
-        plotted = own_figures.save(
+        return self.write(folder, formats).files
+
+    def write(self, folder: str | Path, formats: Sequence[str]) -> Plotted:
+        """Write as `save` does, and say what could not be drawn."""
+        return own_figures.save(
             Path(folder),
             self._lines(),
             self.requests(),
@@ -114,7 +119,6 @@ class ServerComparison:
             tuple(formats),
             own_figures.about(self.replay),
         )
-        return plotted.files
 
     def _lines(self) -> dict[str, list[Line]]:
         return own_figures.lines_of(self.measured, self.simulated, _policy(self.replay.experiment))

@@ -96,7 +96,7 @@ def save(
         return Plotted(written, ())
     plotted = write(drawn, out, SCREEN if formats == ("html",) else STYLES["paper"], "log",
                     formats, about=about)  # fmt: skip
-    return Plotted((*written, *plotted.files), plotted.notes)
+    return Plotted((*written, *plotted.files), plotted.notes, plotted.undrawn)
 
 
 def requests_table(replay: Replay, simulated: Mapping[str, Latencies]) -> pd.DataFrame:

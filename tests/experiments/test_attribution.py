@@ -388,8 +388,8 @@ def test_the_worst_come_first(results: Path) -> None:
     ("arguments", "message"),
     [
         (("v0", "60"), "request 60: not in these results; they have 0 to 59"),
-        (("v0", "--worst", "itf", "1"), "worst: itf; did you mean itl?"),
-        (("v0", "--worst", "itl", "0"), "worst: 0 requests: expected at least 1"),
+        (("v0", "--worst", "itf", "1"), "--worst itf 1: no metric 'itf'; try itl"),
+        (("v0", "--worst", "itl", "0"), "--worst itl 0: expected at least 1"),
         (("v0", "3", "--worst", "itl", "1"), "give one of them"),
         (("off",), "record.attribution: always"),
     ],
@@ -413,7 +413,9 @@ def test_large_runs_leave_it_out_and_say_so(
 
 
 def test_worst_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ConfigError, match="worst: x; choose one of e2e, itl, ttft"):
+    with pytest.raises(
+        ConfigError, match="--worst x 1: no metric 'x'; choose one of e2e, itl, ttft"
+    ):
         attribution.worst({}, "x", 1)
 
 

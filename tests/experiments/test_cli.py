@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from experiments import listing
+from experiments import figures, listing
 from experiments.cli import app
 from experiments.config import load, shipped
 from experiments.version import __version__
@@ -82,6 +84,40 @@ def test_a_resolved_config_of_a_bundle_runs_again(results: Path, tmp_path: Path)
     assert result.exit_code == 0, result.output
     first = json.loads((results / "budget_tokens=128" / "summary.json").read_text())
     assert json.loads(result.stdout)["budget_tokens=128"]["overall"] == first["overall"]
+
+
+def test_images_that_cannot_be_written_are_an_error_where_nothing_else_was_asked_for(
+    results: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kaleido", types.ModuleType("kaleido"))
+    monkeypatch.setattr(figures, "_write_images", lambda *_: ([], "No images: no browser."))
+
+    for formats, code in (("png", 1), ("svg,pdf", 1), ("html,png", 0)):
+        drawn = phasewise("plot", str(results), "--out", str(tmp_path), "--formats", formats)
+        assert drawn.exit_code == code, drawn.output
+        assert drawn.stderr.count("No images: no browser.") == 1
+    ran = phasewise("run", str(config), "--jobs", "1", "--figures", "png", "--report")
+    assert ran.exit_code == 1
+    assert ran.stderr.endswith("phasewise: No images: no browser.\n")
+    assert Path("results/two/report.html").is_file()
+
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    shutil.rmtree("results")
+    refused = phasewise("run", str(config), "--figures", "png")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("phasewise: --figures png needs kaleido, which is not inst")
+    assert not Path("results").exists()
+
+
+def test_a_file_in_the_place_of_a_folder_is_said_to_be_one(config: Path) -> None:
+    Path("there").write_text("mine")
+
+    for out in ("there", "there/below"):
+        result = phasewise("run", str(config), "--out", out)
+        assert (result.exit_code, result.stderr) == (
+            2,
+            "phasewise: there: is a file, not a folder\n",
+        )
 
 
 @pytest.mark.parametrize(

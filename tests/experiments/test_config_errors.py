@@ -483,6 +483,8 @@ def test_a_misuse_is_one_line_that_helps(folder: Path, text: str, line: str) -> 
             "--set: policy.budget_token: sarathi has no such option; try budget_tokens",
         ),
         ("seed", "--set seed: expected key=value, such as policy.budget_tokens=256"),
+        ("seed=", "--set seed=: lacks a value; write seed=null for the default"),
+        ("router.x= ", "--set router.x= : lacks a value; write router.x=null for the default"),
         ("replicas=none", "--set: replicas: none: expected a whole number"),
         ("seed=[1", "--set seed=[1: line 1, column 3: expected ',' or ']', but got '<stream end>'"),
     ],

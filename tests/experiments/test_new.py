@@ -30,6 +30,7 @@ def test_what_is_written_passes_its_tests_and_its_config_resolves(
 
     assert result.exit_code == 0, result.output
     assert f"phasewise check-policy early_{kind}:{cls}" in result.stdout
+    assert result.stderr.startswith(f"early-{kind}: is early_{kind} here, as modules")
     plan = load(tmp_path / "mine" / f"early_{kind}.yaml")
     assert next(each.label for each in plan.variants) == f"early_{kind}"
     done = subprocess.run(
@@ -69,7 +70,8 @@ def test_the_policy_that_is_written_says_why_requests_wait(
     [
         ("json", "would hide the module of this name; try json_policy"),
         ("3x", "expected small letters, digits and underscores"),
-        ("class", "expected small letters, digits and underscores"),
+        ("class", "'class': class is a keyword of Python; try class_policy"),
+        ("true", "'true': True is a keyword of Python; try true_policy"),
         ("a.b", "expected small letters, digits and underscores"),
     ],
 )

@@ -84,13 +84,13 @@ def test_a_folder_that_is_not_ours_is_left_alone() -> None:
 
 def test_a_table_names_the_variants_that_failed_and_shows_no_older_results_of_them() -> None:
     run()
-    Path("failing.py").write_text(
+    Path("damage_failing.py").write_text(
         "from dataclasses import dataclass\nfrom policies.orca import Orca\n"
         "@dataclass\nclass Failing(Orca):\n"
         "    def schedule(self, state):\n        raise RuntimeError('no idea')\n"
     )
     Path("c.yaml").write_text(
-        yaml.safe_dump(CONFIG).replace("policy: orca", "policy: failing:Failing")
+        yaml.safe_dump(CONFIG).replace("policy: orca", "policy: damage_failing:Failing")
     )
     assert run().exit_code == 1
 

@@ -257,7 +257,12 @@ def test_the_best_split_of_gpus(config: str) -> None:
         (("--by", "ttft_s.p99"), "--by ttft_s.p99: needs --best or --splits"),
         (("--splits", "4"), "--splits: expected pools.prefill and pools.decode"),
         ((), "has no slo; give one, or a --goal such as 'ttft_s.p99 <= 0.5'"),
-        (("--lowest", "replica", "--goal", "ttft_s.p99 <= 1"), "no such key; try replicas"),
+        (
+            ("--lowest", "replica", "--goal", "ttft_s.p99 <= 1"),
+            "--lowest replica: a config has no such key; try replicas",
+        ),
+        (("--highest", "policy.x", "--goal", "ttft_s.p99 <= 1"), "--highest policy.x: "),
+        (("--best", "seeds", "--values", "1,2"), "--best seeds: a config has no such key; try "),
     ],
 )
 def test_misuse_is_one_line(config: str, arguments: tuple[str, ...], line: str) -> None:

@@ -155,6 +155,17 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str, said: str) -> 
     assert f"b.jsonl:2: {said}" in result.stderr
 
 
+@pytest.mark.parametrize("text", ['{\n "tokens": {}\n}\n', '\n[\n{"tokens": {}}\n]'])
+def test_one_json_value_is_no_log(tmp_path: Path, text: str) -> None:
+    good = write(tmp_path / "a.jsonl", entry(0, {"0": 4}))
+    (tmp_path / "summary.json").write_text(text)
+
+    result = phasewise("diff", good, tmp_path / "summary.json")
+
+    assert result.exit_code == 2
+    assert "summary.json: is one JSON value over several lines; expected JSON l" in result.stderr
+
+
 def test_results_without_a_log_say_how_to_get_one(tmp_path: Path) -> None:
     result = phasewise("diff", tmp_path, tmp_path)
 

@@ -31,6 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+ONE = ["--at", f"{RATE}=5"]
+"""Leaves one key with several values, and so no heat map."""
+
+
 def place(first: float, second: float, *, behind: bool = False, rate: float = 1.0) -> Place:
     values = {"ttft_s.p99": first, "throughput_out_tokens_per_s": second, "slo_attainment": 0.5}
     spread = {name: (value, value) for name, value in values.items()}
@@ -233,7 +237,13 @@ def test_a_logarithmic_axis_has_some_labels(values: list[float], ticks: list[flo
     [
         (["--over", "sed,seed"], "--over sed: no swept key 'sed'"),
         (["--over", RATE], "expected two keys"),
-        (["--value", "ttft_s.p9"], "ttft_s.p9: no number of this sweep"),
+        (["--value", "ttft_s.p9"], "--value ttft_s.p9: no number of this sweep"),
+        (["--value", "ttft.p99"], "--value: ttft.p99: no metric 'ttft'"),
+        ([*ONE, "--value", "ttft_s.p98"], "sweep 'ttft_s.p98'; try ttft_s.p9"),
+        ([*ONE, "--value", "ttft_s.p99"], "--value ttft_s.p99: is of heat maps, which take two"),
+        ([*ONE, "--over", "sed,seed"], "--over sed: no swept key 'sed'"),
+        ([*ONE, "--at", "sed=1"], "--at sed=1: no swept key 'sed'"),
+        ([*ONE, "--pareto", "ttft_s.p99,tpot_s.p98"], "try tpot_s.p9"),
         (["--pareto", "ttft_s.p99"], "--pareto ttft_s.p99: expected two, such as"),
         (["--style", "papr"], "no style 'papr'"),
     ],

@@ -23,8 +23,9 @@ from experiments.config import load
 from experiments.results import run_plan
 from experiments.run import InterruptedRunError
 from experiments.sweep.command import Progress, Standing, ask, standing
-from experiments.sweep.dataset import ABOUT, DATA, DataSet, SweepError, locked
+from experiments.sweep.dataset import ABOUT, DATA, DataSet, SweepError
 from experiments.sweep.executors import Here
+from experiments.sweep.folder import locked
 from experiments.sweep.local import Processes
 from experiments.sweep.report import print_asked, said, summed_up
 from experiments.sweep.unit import Row, Unit, run_unit
@@ -462,11 +463,12 @@ def test_a_dry_run_says_what_the_folder_holds(
     assert standing(asked, out) is None
     run(config(), out)
     there = standing(asked, out)
-    assert there == Standing(out, 8, 8, 0, "")
+    assert there == Standing(out, "same", "", 8, 8, 0, 8, 0)
     print_asked(asked, there, as_json=False)
     assert f"{out}: has 8 rows of 8: 8 finished, 0 failed; 0 runs are left" in (
         capsys.readouterr().out
     )
     other = standing(ask(config() | {"seed": 5}), out)
     assert other is not None
-    assert other.other == "holds another sweep: its config changed"
+    assert other.stance is None
+    assert other.refusal.startswith(f"{out}: holds another sweep: its config changed; give another")
