@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def blocking_file(path: Path, error: OSError) -> str:
-    """``FILE: is a file, not a folder``, where that is why a path cannot be used; else empty.
+    """``PATH: FILE is a file, not a folder``, where that is why a path cannot be used; else empty.
 
     Args:
         path: That was to be written.
@@ -15,4 +15,6 @@ def blocking_file(path: Path, error: OSError) -> str:
     if not isinstance(error, FileExistsError | NotADirectoryError):
         return ""
     files = [each for each in (path, *path.parents) if each.is_file()]
-    return f"{files[0]}: is a file, not a folder" if files else ""
+    if not files:
+        return ""
+    return f"{path}: {'' if files[0] == path else f'{files[0]} '}is a file, not a folder"

@@ -100,7 +100,11 @@ def test_several_stages_give_the_times_and_decisions_of_the_plain_loop(
     assert preempting >= CHUNK / 10
 
 
-@pytest.mark.parametrize("seeds", [range(60), range(60, 120), [626]], ids=["0", "60", "626"])
+@pytest.mark.parametrize(
+    "seeds",
+    [range(60), pytest.param(range(60, 120), marks=pytest.mark.slow), [626]],
+    ids=["0", "60", "626"],
+)
 def test_orders_routers_and_last_tokens_are_the_same_with_and_without_fast_forward(
     seeds: Sequence[int],
 ) -> None:

@@ -112,11 +112,11 @@ def test_images_that_cannot_be_written_are_an_error_where_nothing_else_was_asked
 def test_a_file_in_the_place_of_a_folder_is_said_to_be_one(config: Path) -> None:
     Path("there").write_text("mine")
 
-    for out in ("there", "there/below"):
+    for out, said in (("there", "there: is"), ("there/below", "there/below: there is")):
         result = phasewise("run", str(config), "--out", out)
         assert (result.exit_code, result.stderr) == (
             2,
-            "phasewise: there: is a file, not a folder\n",
+            f"phasewise: {said} a file, not a folder\n",
         )
 
 

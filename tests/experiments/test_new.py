@@ -22,7 +22,13 @@ def phasewise(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
-@pytest.mark.parametrize(("kind", "cls"), [("policy", "EarlyPolicy"), ("router", "EarlyRouter")])
+@pytest.mark.parametrize(
+    ("kind", "cls"),
+    [
+        ("policy", "EarlyPolicy"),
+        pytest.param("router", "EarlyRouter", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_written_passes_its_tests_and_its_config_resolves(
     kind: str, cls: str, tmp_path: Path, repository: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_python_has_the_same_numbers(folder: Path) -> None:
     assert api.run(CONFIG, replications=1).uncertainty() == {}
 
 
+@pytest.mark.slow
 def test_recorded_arrivals_have_parts_of_one_run_instead(tmp_path: Path) -> None:
     rows = "".join(f"{0.3 * at:.1f},{100 + at % 37},{5 + at % 7}\n" for at in range(6000))
     (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)

@@ -296,7 +296,7 @@ return [its.length, drawn.every(e => e.getBoundingClientRect().bottom < time.top
 """
 
 
-@pytest.mark.parametrize("first", ["none", "cache"])
+@pytest.mark.parametrize("first", ["none", pytest.param("cache", marks=pytest.mark.slow)])
 def test_panels_that_only_some_variants_have_keep_their_axes(
     browser: Browser, tmp_path: Path, first: str
 ) -> None:
