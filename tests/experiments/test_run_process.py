@@ -240,7 +240,7 @@ def test_a_missing_trace_is_bad_input(config: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_bad_input(config: Path) -> None:
     line = told(phasewise("run", config, "--out", "t.csv/o"), 2)
 
-    assert line == "phasewise: t.csv: is a file, not a folder"
+    assert line == "phasewise: t.csv/o: t.csv is a file, not a folder"
 
 
 @pytest.mark.parametrize("name", ["steps.parquet", "requests.parquet", "summary.json"])
