@@ -601,19 +601,13 @@ def read_steps(folder: Path, names: Sequence[str]) -> Iterator[Columns]:
     Raises:
         BundleError: It is damaged, or of a version that is not read.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = folder / STEPS
     texts = {"replica": names, "cause": CAUSES}
-    try:
-        with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                yield _columns_of(file.read_row_group(group), texts, path)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (OSError, pa.ArrowInvalid) as error:
-        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    with _reading(path), pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            yield _columns_of(file.read_row_group(group), texts, path)
 
 
 def count_steps(folder: Path) -> int:
@@ -769,6 +763,19 @@ def _missing(path: Path) -> BundleError:
     return BundleError(f"{path.parent}: not finished: {path.name} is missing; run it again")
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the Parquet file that is missing or cannot be read."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -840,33 +847,22 @@ def _checked_table(
     path: Path, *, only: Sequence[str] | None = None, without: Collection[str] = ()
 ) -> pa.Table:
     """A table, or some of its columns, once its version is known to be one that is read."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path) as file:  # read_table would import pandas
-            present = [name for name in file.schema_arrow.names if name not in without]
-            chosen = present if only is None else [name for name in only if name in present]
-            table = file.read(columns=chosen)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (OSError, pa.ArrowInvalid) as error:
-        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    with _reading(path), pq.ParquetFile(path) as file:  # read_table would import pandas
+        present = [name for name in file.schema_arrow.names if name not in without]
+        chosen = present if only is None else [name for name in only if name in present]
+        table = file.read(columns=chosen)
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"")
     _check_version(int(version) if version.isdigit() else None, path)
     return table
 
 
 def _check_footer(path: Path) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with _reading(path):
         pq.read_metadata(path)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (OSError, pa.ArrowInvalid) as error:
-        raise BundleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _codes(column: pa.Array, texts: Sequence[str], path: Path) -> npt.NDArray[np.int32]:

@@ -279,7 +279,7 @@ class Ledger:
         if pieces:
             own = sum(real)
             if flight.ticks:
-                own = self._sum(flight, first, n, pieces, decodes=False)
+                own = sum(self._each(flight, first, n, pieces, decodes=False))
             self._bill_chunks(flight, first, n, begin, end, sum(real), own, each)
 
     def _bill_ticks(
@@ -355,7 +355,7 @@ class Ledger:
             ns[BETWEEN] += begin + overlap - account.since_ns
             own = prefills
             if len(pieces) > 1:
-                own = self._sum(flight, first, n, (piece,), decodes=False)
+                own = sum(self._each(flight, first, n, (piece,), decodes=False))
                 ns[PREFILL_OTHERS] += prefills - own
             done = 0
             for redo, phase in account.redo:
@@ -378,19 +378,7 @@ class Ledger:
         again = 0 if left <= 0 else min(n, -(-left // tokens))  # iterations that begin below `redo`
         if again in (0, n):
             return own if again else 0
-        return self._sum(flight, first, again, (piece,), decodes=False)
-
-    def _sum(
-        self,
-        flight: Flight,
-        first: int,
-        n: int,
-        pieces: Sequence[tuple[int, int]],
-        *,
-        decodes: bool,
-    ) -> int:
-        """Step times of real pieces of `n` iterations, from number `first` of the flight on."""
-        return sum(self._each(flight, first, n, pieces, decodes=decodes))
+        return sum(self._each(flight, first, again, (piece,), decodes=False))
 
     def _each(
         self,
@@ -401,7 +389,7 @@ class Ledger:
         *,
         decodes: bool,
     ) -> list[int]:
-        """As `_sum`, one by one."""
+        """Step times of real pieces of `n` iterations, from number `first` of the flight on."""
         rows = flight.decodes if decodes else 0
         context = flight.context_tokens + first * rows if rows else 0
         spread = flight.spread if rows else 0
