@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels_profile.importers.reading import read_parquet
 from kernels_profile.operators import (
     Curve,
     PrefillAttentionCurve,
@@ -227,10 +228,9 @@ def sampler_tables(measured: Path, fitted: Fitted) -> Iterator[Samples]:
 
 
 def _aiconfigurator(measured: Path, kind: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    import pandas as pd
 
     for system in SYSTEMS:
-        table = pd.read_parquet(measured / "aiconfigurator" / f"{kind}_{system}.parquet")
+        table = read_parquet(measured / "aiconfigurator" / f"{kind}_{system}.parquet")
         # Stored as 32-bit integers, whose products overflow.
         whole = table.select_dtypes("integer").columns
         yield system, table.astype(dict.fromkeys(whole, np.float64))
@@ -313,9 +313,8 @@ def _vidur(measured: Path, name: str) -> pd.DataFrame:
 
 
 def _attention_table(measured: Path) -> pd.DataFrame:
-    import pandas as pd
 
-    table = pd.read_parquet(measured / "llmservingsim" / "ops_attention.parquet")
+    table = read_parquet(measured / "llmservingsim" / "ops_attention.parquet")
     table = table[table.model.isin(PROFILED)].copy()
     for column in ("heads", "kv_heads"):
         sizes = {name: getattr(load_model(sheet), column) for name, sheet in PROFILED.items()}

@@ -244,7 +244,11 @@ class CsvRows(Rows):
         try:
             table = arrow_csv.read_csv(
                 pa.BufferReader(source.data),
-                read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=self._skip),
+                # A thread that lets go of Python's bytes while Python ends aborts the process
+                # (apache/arrow issue 34314).
+                read_options=arrow_csv.ReadOptions(
+                    column_names=names, skip_rows=self._skip, use_threads=False
+                ),
                 parse_options=arrow_csv.ParseOptions(delimiter=self._delimiter),
                 convert_options=arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from experiments import hashes
+from kernels_profile.importers.reading import read_parquet
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     path = folder / name
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
-    return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    return read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
 
 
 def profiles(names: Iterable[str], measured: Path, cache: Path) -> list[Path]:

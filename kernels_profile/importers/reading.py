@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kernels_profile.table import MOST_SIZE, MOST_US
 from sim.errors import ConfigError, nearest
@@ -51,7 +51,7 @@ def read_table(path: Path, required: Sequence[str]) -> pd.DataFrame:
     refuse_pointer(path)
     try:
         parquet = path.suffix == ".parquet"
-        table = pd.read_parquet(path) if parquet else pd.read_csv(path, low_memory=False)
+        table = read_parquet(path) if parquet else pd.read_csv(path, low_memory=False)
     except (ValueError, OSError) as error:  # what pandas and pyarrow raise on another format
         first = str(error).splitlines()[0]
         raise ConfigError(f"{path}: is no {_format(path)} table: {first}") from None
@@ -64,6 +64,18 @@ def read_table(path: Path, required: Sequence[str]) -> pd.DataFrame:
     if table.empty:
         raise ConfigError(f"{path}: has no rows")
     return table
+
+
+def read_parquet(path: Path) -> pd.DataFrame:
+    """A Parquet file, opened by Arrow itself.
+
+    `pandas.read_parquet` opens it in Python, and a thread of Arrow's that lets go of something of
+    Python's while Python ends aborts the process (apache/arrow issue 34314).
+    """
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        return cast("pd.DataFrame", file.read().to_pandas())
 
 
 def _format(path: Path) -> str:

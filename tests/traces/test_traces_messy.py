@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -532,3 +534,22 @@ def test_weka_document_over_many_lines_is_read(tmp_path: Path) -> None:
     text = json.dumps(json.loads(weka()), indent=2)
 
     assert load(tmp_path, text, "t.json").prompt_tokens.tolist() == [65]
+
+
+THREADS = """
+import os, sys
+from pathlib import Path
+import numpy, pyarrow.compute, pyarrow.csv
+import traces
+before = os.listdir("/proc/self/task")
+traces.load(Path(sys.argv[1]))
+sys.exit(len(os.listdir("/proc/self/task")) > len(before) + 1)  # one of Arrow's waits for signals
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux only")
+def test_reading_leaves_no_thread_that_can_abort_the_process_at_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(PLAIN + "".join(f"{i},{i + 1},2\n" for i in range(500)))
+    done = subprocess.run([sys.executable, "-c", THREADS, str(path)], check=False)
+    assert done.returncode == 0
