@@ -1,6 +1,6 @@
 """``python -m experiments`` is the command `phasewise`."""
 
-from phasewise import main
+from experiments.cli import main
 
 if __name__ == "__main__":
     main()
