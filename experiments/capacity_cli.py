@@ -90,7 +90,7 @@ def capacity(
       phasewise capacity quickstart --goal 'ttft_s.p99 <= 1 and tpot_s.p99 <= 0.05'
       phasewise capacity mine.yaml --lowest replicas --attainment 0.95
       phasewise capacity mine.yaml --best policy.budget_tokens --values 128..2048
-      phasewise capacity mine.yaml --splits 8 --by goodput
+      phasewise capacity mine.yaml --splits 8 --by goodput_requests_per_s
     """
     from experiments.capacity import command
     from experiments.capacity.choice import candidates_of

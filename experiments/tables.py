@@ -395,10 +395,29 @@ def to_rich(comparison: Comparison, width: int) -> list[Table]:
         3 + bool(best[i]) + max(len(c.group), len(c.part), *(len(row[i]) for row in cells))
         for i, c in enumerate(comparison.columns)
     ]
-    # Long labels are folded, so that numbers stand beside each other and not labels alone.
+    # Long labels are folded, so that numbers stand beside each other and not labels alone; other
+    # words only between words, if that will do.
     widths[0] = min(widths[0], max(16, width // 4))
+    for i, column in enumerate(comparison.columns):
+        if i and column.words:
+            widths[i] = min(widths[i], max(width // 3, 3 + _longest_word(column, cells, i)))
+    # What leads every part leaves room for at least one column beside it.
+    spare = width - max((widths[i] for i in range(comparison.leading, len(widths))), default=0)
+    for i in reversed(range(comparison.leading)):
+        over = sum(widths[: comparison.leading]) - spare
+        if over > 0 and comparison.columns[i].words:
+            widths[i] = max(min(widths[i], _LEAST_WIDTH), widths[i] - over)
     chunks = _chunks(widths, width, comparison.leading)
-    return [_rich_table(comparison, cells, best, chunk, widths[0]) for chunk in chunks]
+    return [_rich_table(comparison, cells, best, chunk, widths) for chunk in chunks]
+
+
+_LEAST_WIDTH = 12
+"""Characters of a column of words, with the space around it, below which it is not folded."""
+
+
+def _longest_word(column: Column, cells: Sequence[Sequence[str]], i: int) -> int:
+    texts = [column.group, column.part, *(row[i] for row in cells)]
+    return max((len(word) for text in texts for word in text.split()), default=0)
 
 
 def _chunks(widths: Sequence[int], width: int, leading: int) -> list[list[int]]:
@@ -420,7 +439,7 @@ def _rich_table(
     cells: Sequence[Sequence[str]],
     best: Sequence[frozenset[int]],
     chosen: Sequence[int],
-    label_width: int,
+    widths: Sequence[int],
 ) -> Table:
     from rich import box
     from rich.table import Table
@@ -431,8 +450,9 @@ def _rich_table(
         column = comparison.columns[i]
         side: Literal["left", "right"] = "left" if column.words else "right"
         heading = Text(f"{column.group}\n{column.part}".strip())
-        most = label_width - 3 if i == 0 else None
-        table.add_column(heading, justify=side, no_wrap=i != 0, overflow="fold", max_width=most)
+        folded = i == 0 or column.words
+        most = max(1, widths[i] - 3) if folded else None
+        table.add_column(heading, justify=side, no_wrap=not folded, overflow="fold", max_width=most)
     for r, row in enumerate(cells):
         # `Text` and not a string: a label is not markup.
         marked = [(f"{row[i]}*", "bold green") if r in best[i] else (row[i], "") for i in chosen]

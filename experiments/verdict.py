@@ -16,6 +16,9 @@ from sim.records import REJECTED
 
 Name = Literal["stable", "backlogged", "overloaded", "too short to tell"]
 
+UNTOLD: Name = "too short to tell"
+"""The verdict on runs of which nothing can be said: no overload, and no proof against it."""
+
 MIN_REQUESTS = 200
 """Fewer requests than this tell nothing."""
 
@@ -118,13 +121,13 @@ def judge(requests: Requests) -> Verdict:
 def _judge_entered(entered: Requests) -> Verdict:
     count = len(entered["arrival_ns"])
     if count < MIN_REQUESTS:
-        return Verdict("too short to tell", f"{count} requests; needs {MIN_REQUESTS}")
+        return Verdict(UNTOLD, f"{count} requests; needs {MIN_REQUESTS}")
     first, last = int(entered["arrival_ns"].min()), int(entered["arrival_ns"].max())
     trend = fit_trend(entered, first, last)
     if trend is not None and trend.overloaded:
         there = _present(entered["arrival_ns"], _or_never(entered["end_ns"]), last)
         if (why := _too_short(entered, first, last, there)) is not None:
-            return Verdict("too short to tell", why)
+            return Verdict(UNTOLD, why)
         return Verdict(
             "overloaded",
             f"requests in system grow by {trend.slope_per_s:.3g} a second (99 % sure of "
@@ -161,17 +164,18 @@ def _judge_queue(entered: Requests, first: int, last: int) -> Verdict:
     usual = max(1, _median_over_time(entered["arrival_ns"], left_queue, first, last))
     service_s = _median(e2e_s(entered) - queueing_delay_s(entered))
     p99_s = _p99(e2e_s(entered))
-    text = f"{queue} requests wait at the last arrival"
+    text = f"{queue} request{'s wait' if queue != 1 else ' waits'} at the last arrival"
+    alone = "s" * (queue == 1)
     if queue > QUEUE_TIMES_MEDIAN * usual:
         return Verdict("backlogged", f"{text}; the median is {usual:g}")
     if drain_s > p99_s:
         return Verdict(
-            "backlogged", f"{text} and take {drain_s:.3g} s to start; P99 E2E {p99_s:.3g} s"
+            "backlogged", f"{text} and take{alone} {drain_s:.3g} s to start; P99 E2E {p99_s:.3g} s"
         )
     if drain_s > DELAY_TIMES_SERVICE * service_s:
         return Verdict(
             "backlogged",
-            f"{text} and take {drain_s:.3g} s to start; serving takes {service_s:.3g} s",
+            f"{text} and take{alone} {drain_s:.3g} s to start; serving takes {service_s:.3g} s",
         )
     return Verdict("stable", text)
 

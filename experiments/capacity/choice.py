@@ -5,7 +5,8 @@ the candidate with the best mean of the objective over its runs, of those that k
 arrivals (`judge.keeps_up`) and meet the goal, if there is one.
 Then the leader, and all eligible ones whose paired difference from it is not separable from 0, get
 the rest of `repeats` runs, until there is nobody new. What is still not separable from the leader
-is named beside it: the choice among them is noise.
+is named beside it: the choice among them is noise. Where nothing is drawn (recorded arrivals), one
+run of each is all there is.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.capacity.evaluate import Evaluator, Tell, Wanted, check_drawn
+from experiments.capacity.drawn import nothing_is_drawn
+from experiments.capacity.evaluate import Evaluator, Tell, Wanted, differ_by_seed
 from experiments.capacity.goal import Goal
-from experiments.capacity.judge import Evaluation, growing, judge, keeps_up
+from experiments.capacity.judge import Evaluation, behind, judge, keeps_up, untold, verdicts_said
+from experiments.capacity.said import counted
 from experiments.config import slug
 from experiments.quantity import Quantity
 from experiments.schema import Experiment
@@ -50,6 +53,7 @@ class Rated:
         value: Mean of the objective over its runs; NaN where a run does not have it.
         eligible: It keeps up, and meets the goal.
         behind: Runs that were overloaded or backlogged.
+        untold: Runs that are too short to tell whether they keep up.
         against_best: Against the best; a refusal for the best itself and single runs.
         runs: In the order of replications.
     """
@@ -58,6 +62,7 @@ class Rated:
     value: float
     eligible: bool
     behind: int
+    untold: int
     against_best: Difference | Refusal
     runs: tuple[Evaluation, ...]
 
@@ -70,11 +75,18 @@ class Choice:
         label: Of the variant.
         best: Name of the best; None if none is eligible.
         rated: All candidates in their order.
+        drawn: Runs with other seeds differ; else there is one sample.
     """
 
     label: str
     best: str | None
     rated: tuple[Rated, ...]
+    drawn: bool = True
+
+    @property
+    def short(self) -> list[str]:
+        """Candidates that are not eligible because runs are too short to tell."""
+        return [each.name for each in self.rated if each.untold and not each.eligible]
 
     @property
     def ties(self) -> list[str]:
@@ -156,10 +168,12 @@ def choose(
         tell: Given one line for each candidate that has new runs.
     """
     state = _Choosing(label, list(candidates), objective, goal, evaluator)
+    if nothing_is_drawn(candidates[0].experiment, evaluator.plan.folder):
+        state.drawn, repeats = False, 1
     state.extend(candidates, min(_LEAST_RUNS, repeats), tell)
-    while close := [
-        each for each in state.close_to_best() if len(state.runs_of(each.name)) < repeats
-    ]:
+    while state.drawn and (
+        close := [each for each in state.close_to_best() if len(state.runs_of(each.name)) < repeats]
+    ):
         state.extend(close, repeats, tell)
     return state.choice()
 
@@ -171,6 +185,7 @@ class _Choosing:
     objective: Quantity
     goal: Goal | None
     evaluator: Evaluator
+    drawn: bool = True
 
     def runs_of(self, name: str) -> list[Evaluation]:
         return self.evaluator.of(self.label, slug(name))
@@ -185,9 +200,10 @@ class _Choosing:
         self.evaluator.run(wanted)
         for each in candidates:
             runs = self.runs_of(each.name)
-            check_drawn(runs, self.evaluator.plan.source)
+            self.drawn = self.drawn and differ_by_seed(runs)
             said = f"{self.objective.text} {self._value(each.name):.4g}"
-            tell(f"{self.label}: {each.name}: {said} ({len(runs)} runs)")
+            ran = counted(len(runs), "run") + verdicts_said(runs)
+            tell(f"{self.label}: {each.name}: {said} ({ran})")
 
     def close_to_best(self) -> list[Candidate]:
         """The best, and what noise does not tell from it."""
@@ -201,12 +217,15 @@ class _Choosing:
         sign = -1.0 if self.objective.metric.better == "higher" else 1.0
         able = [each.name for each in self.candidates if self._eligible(each.name)]
         best = min(able, key=lambda name: sign * self._value(name), default=None)
-        return Choice(self.label, best, tuple(self._rated(each, best) for each in self.candidates))
+        rated = tuple(self._rated(each, best) for each in self.candidates)
+        return Choice(self.label, best, rated, self.drawn)
 
     def _rated(self, candidate: Candidate, best: str | None) -> Rated:
         runs = self.runs_of(candidate.name)
         against: Difference | Refusal = Refusal(math.nan, "is the best, or there is none")
-        if best is not None and best != candidate.name:
+        if not self.drawn:
+            against = Refusal(math.nan, "nothing is drawn: there is one sample")
+        elif best is not None and best != candidate.name:
             pairs = zip(self._values(best), self._values(candidate.name), strict=False)
             one, other = zip(*pairs, strict=True)
             against = paired_difference(one, other)
@@ -214,7 +233,8 @@ class _Choosing:
             candidate.name,
             self._value(candidate.name),
             self._eligible(candidate.name),
-            growing(runs),
+            behind(runs),
+            untold(runs),
             against,
             tuple(runs),
         )

@@ -15,7 +15,6 @@ from experiments.run import FailedRunError, InterruptedRunError, Job, job_in, ru
 from experiments.schema import Experiment
 from experiments.uncertainty import differ
 from experiments.variant import fingerprints
-from sim.errors import ConfigError
 
 Tell = Callable[[str], None]
 
@@ -121,16 +120,3 @@ def differ_by_seed(runs: Sequence[Evaluation]) -> bool:
     if any(each and each.get("seed") is None for each in spells):
         return True
     return any(differ(first, each) for each in bundles)
-
-
-def check_drawn(runs: Sequence[Evaluation], source: str) -> None:
-    """Refuse repeats that repeat nothing.
-
-    Raises:
-        ConfigError: Two seeds gave the same run.
-    """
-    if not differ_by_seed(runs):
-        raise ConfigError(
-            f"{source}: runs with other seeds are the same run: nothing in it is drawn (arrivals "
-            "as recorded); draw arrivals (workload.arrivals.process: poisson), or take --repeats 1"
-        )

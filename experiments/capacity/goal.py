@@ -81,4 +81,10 @@ def _term(part: str, text: str) -> Term:
         target = math.nan
     if not math.isfinite(target):
         raise ConfigError(f"goal: {part.strip()}: {found['target']} is no number")
-    return Term(read_quantity(found["what"], "goal"), found["relation"], target)
+    quantity = read_quantity(found["what"], "goal")
+    if quantity.metric.better == "lower" and found["relation"].startswith(">"):
+        raise ConfigError(
+            f"goal: {part.strip()}: less of {quantity.metric.name_in_files} is better, so that a "
+            f"goal is a bound from above; expected {found['relation'].replace('>', '<')}"
+        )
+    return Term(quantity, found["relation"], target)

@@ -13,13 +13,10 @@ from experiments.capacity.goal import Goal, Term
 from experiments.capacity.search import Judged
 from experiments.quantity import Sample
 from experiments.statistics.intervals import Interval, Refusal
-from experiments.verdict import MIN_REQUESTS
+from experiments.verdict import MIN_REQUESTS, UNTOLD
 from sim.errors import ConfigError
 from sim.fairness import session_e2e_s
 from sim.metrics import NS_PER_S
-
-UNTOLD = "too short to tell"
-_GROWING = ("overloaded", "backlogged", UNTOLD)
 
 
 @dataclass(frozen=True)
@@ -129,9 +126,21 @@ def findings(runs: Sequence[Evaluation], goal: Goal) -> list[Finding]:
     ]
 
 
-def growing(runs: Sequence[Evaluation]) -> int:
-    """How many of the runs did not keep up with their arrivals, for all that can be told."""
-    return sum(run.verdict in _GROWING for run in runs)
+def behind(runs: Sequence[Evaluation]) -> int:
+    """How many of the runs were overloaded or backlogged."""
+    return sum(run.verdict in ("overloaded", "backlogged") for run in runs)
+
+
+def untold(runs: Sequence[Evaluation]) -> int:
+    """How many of the runs are too short to tell whether they keep up."""
+    return sum(run.verdict == UNTOLD for run in runs)
+
+
+def verdicts_said(runs: Sequence[Evaluation]) -> str:
+    """``, 2 overloaded or backlogged, 1 too short to tell``, or nothing."""
+    late, short = behind(runs), untold(runs)
+    said = f", {late} overloaded or backlogged" if late else ""
+    return said + (f", {short} {UNTOLD}" if short else "")
 
 
 def keeps_up(runs: Sequence[Evaluation]) -> bool:
@@ -142,7 +151,7 @@ def keeps_up(runs: Sequence[Evaluation]) -> bool:
     and so do those of a run in which requests only gather, as it is too short for its rate.
     """
     overloaded = any(run.verdict in ("overloaded", UNTOLD) for run in runs)
-    return not overloaded and 2 * growing(runs) <= len(runs)
+    return not overloaded and 2 * behind(runs) <= len(runs)
 
 
 def judge(runs: Sequence[Evaluation], goal: Goal) -> Judged:
@@ -156,11 +165,11 @@ def judge(runs: Sequence[Evaluation], goal: Goal) -> Judged:
         runs: Of the same value with different seeds, at least one.
         goal: What has to hold.
     """
-    found, behind = findings(runs, goal), growing(runs)
+    found, late = findings(runs, goal), behind(runs) + untold(runs)
     numbers = tuple(each.value for each in found)
     if not keeps_up(runs):
-        return Judged(False, behind == len(runs), numbers)
+        return Judged(False, late == len(runs), numbers)
     failed = [each for each in found if not each.meets]
     if failed:
         return Judged(False, any(each.clear for each in failed), numbers)
-    return Judged(True, not behind and all(each.clear for each in found), numbers)
+    return Judged(True, not late and all(each.clear for each in found), numbers)

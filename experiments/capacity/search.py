@@ -13,7 +13,9 @@ The rule, with values put in order from *easy* (few requests a second, many repl
    of a value has proved no guide by then, so that from now on each new value gets all the runs of
    this rule before the next one is looked at. (Else the bracket would creep along by its own width,
    one end after the other being turned over.)
-6. It ends when both ends are settled, or `most_runs` are used up; or when nothing meets the goal,
+6. A value that the config refuses (`allowed`) is no value: a step to one goes to the last allowed
+   before it instead, found by halving, and a middle that is one gives way to the nearest allowed.
+7. It ends when both ends are settled, or `most_runs` are used up; or when nothing meets the goal,
    and in `_FLAT` steps to the easy side no number of it has changed: easier values are then no
    better.
 
@@ -24,6 +26,7 @@ answer rest on several. A run (value, replication) is asked for once only.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _LEAST_RUNS = 3
@@ -111,6 +114,7 @@ class Search:
         start: Where to begin.
         repeats: Runs of a bracket end whose judgement is not clear.
         most_runs: All together.
+        allowed: Whether a value can be run at all.
         judged: What is known of each value.
         runs: How many runs each value has had.
     """
@@ -119,6 +123,7 @@ class Search:
     start: float
     repeats: int = 5
     most_runs: int = 200
+    allowed: Callable[[float], bool] = lambda value: True
     judged: dict[float, Judged] = field(default_factory=dict)
     runs: dict[float, int] = field(default_factory=dict)
     _latest: float | None = None
@@ -174,7 +179,7 @@ class Search:
         """Whether the bracket is as narrow as asked for and both ends have their runs."""
         easy, hard = self.bracket()
         ends = [value for value in (easy, hard) if value is not None]
-        wide = easy is not None and hard is not None and self.scale.between(easy, hard) is not None
+        wide = easy is not None and hard is not None and self._between(easy, hard) is not None
         return not wide and all(self._is_settled(value) for value in ends)
 
     def _nearest(self, easy: float | None, hard: float | None) -> float | None:
@@ -183,10 +188,34 @@ class Search:
             assert hard is not None
             if self.flat:
                 return None
-            return self._unless_far(self.scale.easier(hard))
+            return self._allowed_step(hard, self._unless_far(self.scale.easier(hard)))
         if hard is None:
-            return self._unless_far(self.scale.harder(easy))
-        return self.scale.between(easy, hard)
+            return self._allowed_step(easy, self._unless_far(self.scale.harder(easy)))
+        return self._between(easy, hard)
+
+    def _allowed_step(self, value: float, stepped: float | None) -> float | None:
+        """The value that was stepped to, or the last allowed one before it, if there is one."""
+        if stepped is None or self.allowed(stepped):
+            return stepped
+        last, refused = value, stepped
+        while (middle := self.scale.between(last, refused)) is not None:
+            if self.allowed(middle):
+                last = middle
+            else:
+                refused = middle
+        return None if last == value else last
+
+    def _between(self, easy: float, hard: float) -> float | None:
+        """A value between two, the nearest allowed one to their middle."""
+        middle = self.scale.between(easy, hard)
+        if middle is None or not self.scale.whole:
+            return middle
+        low, high = min(easy, hard), max(easy, hard)
+        for off in range(int(high - low)):
+            for value in (middle - off, middle + off):
+                if low < value < high and self.allowed(value):
+                    return value
+        return None
 
     @property
     def flat(self) -> bool:

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 import typer.main
 
 from experiments import completion
+from experiments.capacity.goal import read_goal
 from experiments.cli import app
+from experiments.quantity import read_quantity
 
 ROOT: Any = typer.main.get_command(app)
 
@@ -54,6 +57,25 @@ def test_every_command_has_examples_whose_options_exist(path: tuple[str, ...]) -
         known = {opt for each in command_at(named).params for opt in each.opts} | {"--help"}
         assert set(given) <= known, f"{line}: {set(given) - known}"
     assert own, f"no example of phasewise {' '.join(path)} is one of it"
+
+
+def test_the_numbers_that_examples_name_exist() -> None:
+    """``table --by class`` alone names no number with such an option."""
+    read = []
+    for path in commands():
+        for line in examples(path):
+            for option, value in pairwise(shlex.split(line)):
+                if option == "--goal":
+                    read_goal(value)
+                elif option in ("--objective", "--value") or (
+                    option == "--by" and "table" not in line
+                ):
+                    read_quantity(value, line)
+                else:
+                    continue
+                read.append(option)
+
+    assert {"--goal", "--objective", "--by"} <= set(read)
 
 
 def test_the_root_tells_exit_codes_and_how_to_install_completion() -> None:

@@ -158,7 +158,48 @@ def test_recorded_arrivals_are_sped_up_and_run_once(tmp_path: Path) -> None:
     # One request every 20 ms, of 10 ms each: twice as many fit, and not one more.
     assert variant["key"] == "workload.arrivals.speedup"
     assert 1.96 <= variant["value"] <= 2.0
-    assert any("one run of a value says all" in note for note in found.table.notes)
+    assert any("one recorded trace is one sample" in note for note in found.table.notes)
+    assert all(len(point["runs"]) == 1 for point in variant["points"])
+
+
+def test_settings_for_a_recorded_trace_run_once_each(tmp_path: Path) -> None:
+    config = md1(tmp_path, 1)
+    rows = "".join(f"{0.012 * at:.3f},1,1\n" for at in range(300))
+    (tmp_path / "times.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    config |= {"workload": {"trace": str(tmp_path / "times.csv")}, "warm_up_s": 0}
+
+    found = command.best(
+        config,
+        "queueing_delay_s.mean",
+        options=command.Options(out=tmp_path / "out"),
+        key="replicas",
+        values=[1, 2],
+    )
+
+    variant = found.values["variants"]["static"]
+    assert [len(each["runs"]) for each in variant["candidates"]] == [1, 1]
+    assert "one recorded trace is one sample" in found.table.notes[0]
+
+
+def test_a_bound_of_the_config_ends_a_search(tmp_path: Path) -> None:
+    config = md1(tmp_path, 300) | {
+        "autoscale": {
+            "autoscaler": {"name": "queue-length", "target": 1000},
+            "min_replicas": 1, "max_replicas": 3, "provisioning_s": 5,
+        }
+    }  # fmt: skip
+
+    found = command.highest(
+        config,
+        "queueing_delay_s.mean <= 10",
+        key="replicas",
+        options=command.Options(out=tmp_path / "out", repeats=1),
+    )
+
+    variant = found.values["variants"]["static"]
+    assert (variant["value"], variant["misses_at"]) == (3, None)
+    said = " ".join(found.table.notes)
+    assert "met up to 3, the last one allowed (--highest replicas: 4: the number at the" in said
 
 
 def test_a_closed_loop_has_no_rate(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def test_a_goal_has_terms_joined_by_and() -> None:
         ("kv_use.p99.9 <= 1", "goal: kv_use.p99.9: no statistic 'p99.9'; try p99"),
         ("slo_attainment.mean >= 1", "goal: slo_attainment.mean: slo_attainment is one number"),
         ("ttft_s.p99 <= soon", "goal: ttft_s.p99 <= soon: soon is no number"),
+        ("ttft_s.p99 >= 0.5", "goal: ttft_s.p99 >= 0.5: less of ttft_s is better, so that a goal"),
+        ("mfu > 0.1 and cost_usd > 3", "goal: cost_usd > 3: less of cost_usd is better"),
         ("classes.chat.mfu > 0.4", "goal: classes.chat.mfu: mfu is of the whole run"),
     ],
 )

@@ -160,3 +160,27 @@ def test_requests_never_served_are_no_reason_to_give_up() -> None:
         return Judged(value <= 0.01, True, (math.inf if value > 0.01 else 1.0,))
 
     assert Counting(rule).drive(Search(RATES, 50.0)).bracket()[0] is not None
+
+
+def test_a_refused_value_ends_the_bracket_at_the_last_one_allowed() -> None:
+    counting = certain(math.inf)
+
+    search = counting.drive(Search(Scale(0, 1, 10**6), 1, allowed=lambda value: value <= 10_000))
+
+    assert search.bracket() == (10_000, None)
+    assert search.settled
+    assert max(value for value, _ in counting.asked) == 10_000
+
+
+def test_values_between_that_are_refused_are_passed_over() -> None:
+    """Only powers of two can be run, as of GPUs that share heads: 4 meets, and 8 does not."""
+    counting = certain(5)
+
+    def allowed(value: float) -> bool:
+        return math.log2(value).is_integer()
+
+    search = counting.drive(Search(Scale(0, 1, 10**6), 1, allowed=allowed))
+
+    assert search.bracket() == (4, 8)
+    assert search.settled
+    assert all(allowed(value) for value, _ in counting.asked)
