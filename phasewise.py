@@ -12,6 +12,7 @@ In Python::
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 PACKAGES = ("sim", "policies", "traces", "kernels_profile", "experiments")
 """Our folders beside this file. Their names are common, so another package may stand before one."""
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
+"""In the command. Python's 700 suit a program that must stay small; these are about 10 MB."""
 
 
 def load(config: str | Path | Mapping[str, Any], **overrides: Any) -> Plan:
@@ -116,14 +119,22 @@ def figures(results: Results, style: str = "slide", x_scale: str = "log") -> dic
 
 
 def main() -> None:
-    """Run the command ``phasewise``."""
+    """Run the command ``phasewise``.
+
+    Python would look for cycles among all objects a hundred times while modules are loaded, and
+    again as it ends, which is a quarter of a second without a find.
+    """
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     try:
         check_shadowing()
     except ImportError as error:
         sys.exit(f"phasewise: {error}")
     from experiments.cli import main as run_command
 
-    run_command()
+    try:
+        run_command()
+    finally:
+        gc.freeze()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,12 @@ _NO_DIFFERENCE = ("label", "name", "about", "notes", "record", "replications")
 """Keys of a config that change none of its numbers."""
 
 
-def read_variant(folder: Path) -> Repeated:
+def read_variant(folder: Path, tell: Callable[[str], None] = lambda text: None) -> Repeated:
     """The variant in a folder of ``phasewise run``, with its replications if there are any.
+
+    Args:
+        folder: Of the variant, or of a run of one variant.
+        tell: Given one line where further runs are there and their list is not.
 
     Raises:
         BundleError: There is none, or there are several.
@@ -35,6 +39,8 @@ def read_variant(folder: Path) -> Repeated:
             + (f", such as {found[0]} (there are {names})" if found else "")
         )
     at = found[0]
+    if told := bundle.lone_run(at):
+        tell(told)
     label = bundle.read_head(at).label
     _, folders = bundle.runs_of(at) or (label, [at])
     return Repeated.of(label, [bundle.read(each, with_steps=False) for each in folders])

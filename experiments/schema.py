@@ -3,9 +3,9 @@
 `Experiment` is the resolved form, one variant with every pool written out; a bundle keeps it, and
 it can be run again. People write the same keys, those of a pool also at top level, an `engine`, and
 the variants to compare: `json_schema.py` describes that for editors, with the text below each key.
-"""
 
-from __future__ import annotations
+Annotations are objects here, not texts, which pydantic would have to compile at each start.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -76,6 +76,7 @@ class Strict(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         protected_namespaces=(),
+        defer_build=True,  # most models are only parts of `Experiment`, which is all that is read
     )
 
 

@@ -19,20 +19,13 @@ import numpy.typing as npt
 
 from sim.errors import TraceError, nearest
 from sim.request import Ints
-from traces import arrow, values
+from traces import arrow, plain, values
 from traces.source import Source, show
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Parse = Callable[[object], int]
-
-_PLAIN_COUNT = r"^[0-9]{1,9}$"
-_DECIMAL_PLACES = 18
-"""Places read at once; decimal128 has room for 20 digits before the point."""
-_STAMP = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?"
-_NAIVE_STAMP = _STAMP + "$"
-_ZONED_STAMP = _STAMP + r"(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 class Rows(ABC):
@@ -70,23 +63,23 @@ class Rows(ABC):
         Raises:
             TraceError: Not a whole number from 0 up, with file, line, column and value.
         """
-        numbers, odd = _plain_counts(self.strings(name))
+        numbers, odd = plain.counts(self.strings(name))
         return self._careful(name, numbers, odd, values.count, blank)
 
     def integers(self, name: str, blank: int | None = None) -> Ints:
         """(n,) int64, whole numbers of either sign."""
-        numbers, odd = _plain_counts(self.strings(name))
+        numbers, odd = plain.counts(self.strings(name))
         return self._careful(name, numbers, odd, values.integer, blank, quiet=True)
 
     def spans_ns(self, name: str, unit: str, blank: int | None = None) -> Ints:
         """(n,) int64 ns, times or lengths of time given as numbers of `unit`s."""
-        numbers, odd = _plain_decimals(self.strings(name), values.UNITS[unit])
+        numbers, odd = plain.decimals(self.strings(name), values.UNITS[unit])
         return self._careful(name, numbers, odd, lambda raw: values.span_ns(raw, unit), blank)
 
     def stamps_ns(self, name: str) -> Ints:
         """(n,) int64 ns since 1970, from timestamps; without a zone they are UTC."""
         text = self.strings(name)
-        numbers, odd, zoned = _plain_stamps(text)
+        numbers, odd, zoned = plain.stamps_ns(text)
         if 0 < zoned < len(self):
             self.source.notes.append(
                 f"{zoned:,} of {len(self):,} values of {name} have a time zone;"
@@ -229,7 +222,7 @@ class CsvRows(Rows):
         column = self._columns[name]
         if isinstance(positions, range):
             return column.to_pylist()
-        return column.take(arrow.from_numbers(np.fromiter(positions, dtype=np.int64))).to_pylist()
+        return [column[position].as_py() for position in positions]
 
     def strings(self, name: str) -> pa.Array:
         """(n,) the column as text."""
@@ -449,63 +442,3 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
     chunks = column.combine_chunks()
     return pa.concat_arrays(chunks.chunks) if isinstance(chunks, pa.ChunkedArray) else chunks
-
-
-def _matching(text: pa.Array, pattern: str) -> npt.NDArray[np.bool_]:
-    import pyarrow.compute as pc
-
-    return arrow.to_bools(pc.match_substring_regex(text, pattern))
-
-
-def _plain_counts(text: pa.Array) -> tuple[Ints, npt.NDArray[np.intp]]:
-    """Values of the plainly written numbers (0 elsewhere), and where the others are."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    numbers = np.zeros(len(text), dtype=np.int64)
-    plain = _matching(text, _PLAIN_COUNT)
-    numbers[plain] = arrow.to_numbers(pc.cast(_masked(text, plain), pa.int64()))
-    return numbers, np.flatnonzero(~plain)
-
-
-def _plain_decimals(text: pa.Array, exponent: int) -> tuple[Ints, npt.NDArray[np.intp]]:
-    """`text` x 10^exponent rounded half to even, all in integers; and where it is not plain."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    numbers = np.zeros(len(text), dtype=np.int64)
-    # As many digits as fit 64 bits once scaled; what overflows shows as negative below.
-    digits = 19 - exponent
-    plain = _matching(text, rf"^[0-9]{{1,{digits}}}(\.[0-9]{{1,{_DECIMAL_PLACES}}})?$")
-    exact = pc.cast(_masked(text, plain), pa.decimal128(38, _DECIMAL_PLACES))
-    rounded = pc.round(exact, ndigits=exponent, round_mode="half_to_even")
-    fixed = pc.cast(rounded, pa.decimal128(38, exponent))
-    # Two 64-bit halves a value, the low one first, which holds all of it.
-    halves = np.frombuffer(fixed.buffers()[1], dtype=np.int64) if len(fixed) else numbers[:0]
-    numbers[plain] = halves[2 * fixed.offset :: 2][: len(fixed)]
-    odd = ~plain | (numbers < 0) | (numbers > values.MAX_TIME_NS)
-    return numbers, np.flatnonzero(odd)
-
-
-def _plain_stamps(text: pa.Array) -> tuple[Ints, npt.NDArray[np.intp], int]:
-    """Nanoseconds since 1970, where the timestamp is not plain, and how many have a zone."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    numbers = np.zeros(len(text), dtype=np.int64)
-    done = np.zeros(len(text), dtype=bool)
-    zoned = 0
-    for pattern, zone in ((_NAIVE_STAMP, None), (_ZONED_STAMP, "UTC")):
-        plain = _matching(text, pattern)
-        zoned += int(plain.sum()) if zone else 0
-        try:
-            moments = pc.cast(_masked(text, plain), pa.timestamp("ns", zone))
-        except pa.ArrowInvalid:  # 30 February, or a year out of range: read one by one
-            continue
-        numbers[plain] = arrow.to_numbers(pc.cast(moments, pa.int64()))
-        done |= plain & (numbers > 0)
-    return numbers, np.flatnonzero(~done), zoned
-
-
-def _masked(text: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:
-    return text if mask.all() else text.filter(arrow.from_bools(mask))

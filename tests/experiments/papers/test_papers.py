@@ -138,6 +138,14 @@ def test_a_name_that_there_is_not() -> None:
         read("vllm_shargpt")
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    result = CliRunner().invoke(app, ["papers", "vllm_sharegpt", "--out", str(tmp_path / "out")])
+
+    assert result.exit_code == 2
+    assert result.stderr == f"phasewise: {tmp_path / 'out'}: is a file, not a folder\n"
+
+
 # --- values
 
 
