@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ from experiments.quantity import Quantity
 from experiments.statistics.intervals import Refusal
 from experiments.tables import Column, Comparison
 from experiments.uncertainty import Repeated, compared, difference, warnings
-from experiments.uncertainty_table import as_json, heading, means_of_runs, said
+from experiments.uncertainty_table import (
+    as_json,
+    heading,
+    means_of_runs,
+    of_what,
+    said,
+    without_interval,
+)
 
 _NO_DIFFERENCE = ("label", "name", "about", "notes", "record", "replications")
 """Keys of a config that change none of its numbers."""
@@ -86,7 +93,8 @@ def comparison(one: Repeated, other: Repeated) -> Comparison:
         Column("difference", "Second against first", words=True),
     )
     rows, why = [], {}
-    for quantity in compared([one, other]):
+    quantities = compared([one, other])
+    for quantity in quantities:
         found = difference(one, other, quantity)
         cell = None
         if isinstance(found, Refusal):
@@ -94,7 +102,10 @@ def comparison(one: Repeated, other: Repeated) -> Comparison:
         else:
             cell = found.said(quantity.metric.better, of_time=quantity.of_time)
         rows.append((heading(quantity), _said(one, quantity), _said(other, quantity), cell))
-    notes = _notes(one, other) + _reasons(why)
+    pair = [one, replace(other, label=columns[2].group)]
+    notes = [*_notes(one, other), *_reasons(why), *_no_intervals(pair, quantities, why)]
+    if any(row[-1] for row in rows):
+        notes.append(of_what(one, [other]))
     return Comparison(columns, tuple(rows), tuple(notes))
 
 
@@ -106,6 +117,14 @@ def _reasons(why: Mapping[str, str]) -> list[str]:
     """Why there are no tests, once where it is the same for all."""
     reasons = set(why.values())
     return [f"No test: {reasons.pop()}."] if len(reasons) == 1 and len(why) > 1 else list(why)
+
+
+def _no_intervals(
+    pair: Sequence[Repeated], quantities: Sequence[Quantity], why: Mapping[str, str]
+) -> list[str]:
+    """Which numbers have no interval, where that is not why there is no test either."""
+    untested = {text.partition(": no test")[0] for text in why}
+    return without_interval(pair, [each for each in quantities if each.text not in untested])
 
 
 def _notes(one: Repeated, other: Repeated) -> list[str]:

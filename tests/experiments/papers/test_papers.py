@@ -259,6 +259,21 @@ def test_an_order_needs_more_than_noise() -> None:
     assert sign_of(runs(float("inf")), runs(2.0)) == 1
 
 
+def test_bounds_relative_to_a_variant_without_the_measure_run_it_too(tmp_path: Path) -> None:
+    slowdown = "bounds: {e2e_s.p90: 1.0}, slowdown: {of: slow, times: {ttft_s.p90: 2}}, of: [fast]"
+    text = TINY.replace("bounds: {e2e_s.p90: 1.0}", slowdown)
+    text = text.replace("of: fast, over: slow}", "of: fast}").replace(
+        "measure: rate, order: [fast, slow]", "measure: late, order: [fast, slow]"
+    )
+    file = tmp_path / "tiny.yaml"
+    file.write_text(text, encoding="utf-8")
+
+    got = command.build([file], tmp_path / "out", formats=()).told[0].evaluated
+
+    assert "ttft_s.p90" in got.points["slow"][0.5].values
+    assert value_of(got, "rate", "fast").estimate > 0.5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vllm_sharegpt", "sarathi_ablation", "sglang_mmlu"])
 def test_headline_orderings_come_out(tmp_path: Path, name: str) -> None:
