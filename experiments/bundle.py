@@ -540,8 +540,10 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _write_groups(writer: pq.ParquetWriter, path: Path, table: pa.Table) -> None:
+    if not table.schema.equals(writer.schema):  # to cast for nothing would import pyarrow.compute
+        table = table.cast(writer.schema)
     with _telling(path):
-        writer.write_table(table.cast(writer.schema), row_group_size=_GROUP_ROWS)
+        writer.write_table(table, row_group_size=_GROUP_ROWS)
 
 
 # --- reading

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from experiments import cluster
-from experiments.answer import check_names
 from experiments.config import Plan
 from experiments.explain import in_file
 from experiments.schema import Experiment
@@ -20,6 +19,8 @@ def check_answer(plan: Plan) -> None:
     """
     if plan.answer is None:
         return
+    from experiments.answer import check_names
+
     references = [each for each in plan.answer.references if each.group]
     names: dict[tuple[str, str], list[str]] = {}
     for experiment in plan.variants:

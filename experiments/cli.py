@@ -304,7 +304,10 @@ def compare(
     from experiments import outcome
     from experiments.compare_runs import comparison, read_variant, values
 
-    one, other = read_variant(first), read_variant(second)
+    def tell(text: str) -> None:
+        typer.echo(text, err=True)
+
+    one, other = read_variant(first, tell), read_variant(second, tell)
     outcome.print_comparison(None if json else comparison(one, other), lambda: values(one, other))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,25 @@ from experiments.quantity import Quantity
 from experiments.statistics.intervals import Refusal
 from experiments.tables import Column, Comparison
 from experiments.uncertainty import Repeated, compared, difference, warnings
-from experiments.uncertainty_table import as_json, heading, means_of_runs, said
+from experiments.uncertainty_table import (
+    as_json,
+    heading,
+    means_of_runs,
+    of_what,
+    said,
+    without_interval,
+)
 
 _NO_DIFFERENCE = ("label", "name", "about", "notes", "record", "replications")
 """Keys of a config that change none of its numbers."""
 
 
-def read_variant(folder: Path) -> Repeated:
+def read_variant(folder: Path, tell: Callable[[str], None] = lambda text: None) -> Repeated:
     """The variant in a folder of ``phasewise run``, with its replications if there are any.
+
+    Args:
+        folder: Of the variant, or of a run of one variant.
+        tell: Given one line where further runs are there and their list is not.
 
     Raises:
         BundleError: There is none, or there are several.
@@ -35,6 +46,8 @@ def read_variant(folder: Path) -> Repeated:
             + (f", such as {found[0]} (there are {names})" if found else "")
         )
     at = found[0]
+    if told := bundle.lone_run(at):
+        tell(told)
     label = bundle.read_head(at).label
     _, folders = bundle.runs_of(at) or (label, [at])
     return Repeated.of(label, [bundle.read(each, with_steps=False) for each in folders])
@@ -80,7 +93,8 @@ def comparison(one: Repeated, other: Repeated) -> Comparison:
         Column("difference", "Second against first", words=True),
     )
     rows, why = [], {}
-    for quantity in compared([one, other]):
+    quantities = compared([one, other])
+    for quantity in quantities:
         found = difference(one, other, quantity)
         cell = None
         if isinstance(found, Refusal):
@@ -88,7 +102,10 @@ def comparison(one: Repeated, other: Repeated) -> Comparison:
         else:
             cell = found.said(quantity.metric.better, of_time=quantity.of_time)
         rows.append((heading(quantity), _said(one, quantity), _said(other, quantity), cell))
-    notes = _notes(one, other) + _reasons(why)
+    pair = [one, replace(other, label=columns[2].group)]
+    notes = [*_notes(one, other), *_reasons(why), *_no_intervals(pair, quantities, why)]
+    if any(row[-1] for row in rows):
+        notes.append(of_what(one, [other]))
     return Comparison(columns, tuple(rows), tuple(notes))
 
 
@@ -100,6 +117,14 @@ def _reasons(why: Mapping[str, str]) -> list[str]:
     """Why there are no tests, once where it is the same for all."""
     reasons = set(why.values())
     return [f"No test: {reasons.pop()}."] if len(reasons) == 1 and len(why) > 1 else list(why)
+
+
+def _no_intervals(
+    pair: Sequence[Repeated], quantities: Sequence[Quantity], why: Mapping[str, str]
+) -> list[str]:
+    """Which numbers have no interval, where that is not why there is no test either."""
+    untested = {text.partition(": no test")[0] for text in why}
+    return without_interval(pair, [each for each in quantities if each.text not in untested])
 
 
 def _notes(one: Repeated, other: Repeated) -> list[str]:

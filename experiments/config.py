@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
 from experiments import cluster, engines, idle_keys, layers, places, strict_yaml, topology
-from experiments.answer import Answer, read_answer
 from experiments.check_config import check
 from experiments.explain import explain, placed, shown
 from experiments.names import suggestion
@@ -27,6 +26,9 @@ from experiments.schema import LONGEST_LABEL, SCHEMA_VERSION, Experiment, Pool
 from experiments.suggested import suggested_slo
 from policies import POLICIES
 from sim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from experiments.answer import Answer
 
 CONFIGS = Path(__file__).with_name("configs")
 """Folder of the shipped configs."""
@@ -245,8 +247,11 @@ def _plan(opened: Opened, *, strict: bool) -> Plan:
         notes.append("--strict: changes nothing: no variant has step times from tables")
     first = experiments[0]
     labels = [each.label for each in experiments]
-    told = raw.get("answer")
-    answer = None if told is None else read_answer(told, labels, f"{source}: answer")
+    answer = None
+    if (told := raw.get("answer")) is not None:
+        from experiments.answer import read_answer  # few configs have one
+
+        answer = read_answer(told, labels, f"{source}: answer")
     return Plan(
         first.name, first.about, source, opened.folder, tuple(experiments), tuple(notes), answer
     )

@@ -71,6 +71,7 @@ def run(
     check_answer(plan)
     if shards > 1:
         _check_shards_of(plan)
+    _refuse_sweep(out)
     jobs, further = jobs_of(plan, out), replications_of(plan, out)
     every = [*jobs, *further]
     bundle.write_index(out, [job.folder.name for job in jobs])
@@ -171,6 +172,14 @@ def _raise_failures(failed: Sequence[Job], ran: int) -> None:
         f"{failed[0].experiment.label}: {failed[0].error}",
         bad_input=all(job.bad_input for job in failed),
     )
+
+
+def _refuse_sweep(out: Path) -> None:
+    """Variants among the points of a sweep would be taken for part of it."""
+    from experiments.sweep.dataset import ABOUT
+
+    if (out / ABOUT).is_file():
+        raise ConfigError(f"{out}: holds a sweep; give another --out")
 
 
 def _show_finished(

@@ -56,7 +56,9 @@ def _budget(setting: Setting, size: str, name: str | None) -> str | None:
 
 
 def _prefix_cache(setting: Setting) -> str | None:
-    return None if setting.cached or "prefix_cache" in setting.missing else "a prefix cache"
+    """Whether prompts begin alike is not looked at: a run without a cache does not need to know."""
+    none = setting.cached or "prefix_cache" in setting.missing
+    return None if none else "a prefix cache if prompts begin alike"
 
 
 def _own_pool(setting: Setting) -> str | None:

@@ -38,6 +38,8 @@ COMPARED = (
 )
 """What the table of variants compares."""
 
+BY_TARGETS = ("goodput", "slo_attainment")
+"""Metrics that count requests by the targets of the config."""
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 WORTH_SAYING = 0.02
 """Share by which a start from empty has to move the mean E2E for a note on the warm-up."""
@@ -148,6 +150,8 @@ def difference(one: Repeated, other: Repeated, quantity: Quantity) -> Difference
     for each in (one, other):
         if _lacks(each, quantity):
             return Refusal(math.nan, f"{each.label} has no such number")
+    if quantity.metric.key in BY_TARGETS and _targets(one) != _targets(other):
+        return Refusal(math.nan, "their slo differs, so that it counts other targets")
     if one.drawn or other.drawn:
         return _over_seeds(one, other, quantity)
     if (why := _other_requests(one.runs[0], other.runs[0])) is not None:
@@ -156,6 +160,10 @@ def difference(one: Repeated, other: Repeated, quantity: Quantity) -> Difference
         if quantity.percentile is not None and isinstance(own := each.interval(quantity), Refusal):
             return own
     return _over_requests(one.runs[0], other.runs[0], quantity)
+
+
+def _targets(variant: Repeated) -> Any:
+    return variant.runs[0].summary["slo"]
 
 
 def _over_seeds(one: Repeated, other: Repeated, quantity: Quantity) -> Difference | Refusal:

@@ -19,20 +19,25 @@ def intervals_table(variants: Sequence[Repeated]) -> Comparison:
     quantities = compared(variants)
     columns = [Column("metric", "95 % intervals", words=True)]
     columns += [Column(f"v{at}", each.label, words=True) for at, each in enumerate(variants)]
-    rows: list[tuple[str, ...]] = []
-    refused: dict[str, None] = {}
-    for quantity in quantities:
-        cells = []
-        for variant in variants:
-            interval = variant.interval(quantity)
-            cells.append(said(interval))
-            if isinstance(interval, Refusal):
-                refused[f"{variant.label}: {quantity.text}: no interval: {interval}."] = None
-        rows.append((heading(quantity), *cells))
+    rows = [
+        (heading(quantity), *(said(each.interval(quantity)) for each in variants))
+        for quantity in quantities
+    ]
     runs = ", ".join(f"{each.label} {len(each.runs)}" for each in variants)
     said_of_runs = means_of_runs(quantities) if any(each.drawn for each in variants) else []
+    refused = without_interval(variants, quantities)
     notes = [f"Runs: {runs}.", *said_of_runs, *warnings(variants), *refused]
     return Comparison(tuple(columns), tuple(rows), tuple(notes))
+
+
+def without_interval(variants: Sequence[Repeated], quantities: Sequence[Quantity]) -> list[str]:
+    """Which numbers have no interval, and why."""
+    return [
+        f"{variant.label}: {quantity.text}: no interval: {interval}."
+        for quantity in quantities
+        for variant in variants
+        if isinstance(interval := variant.interval(quantity), Refusal)
+    ]
 
 
 def differences_table(variants: Sequence[Repeated]) -> Comparison | None:
@@ -48,12 +53,17 @@ def differences_table(variants: Sequence[Repeated]) -> Comparison | None:
             rows.append((heading(quantity), *(cell or None for cell in cells)))
     if not rows:
         return None
+    return Comparison(tuple(columns), tuple(rows), (of_what(first, others),))
+
+
+def of_what(first: Repeated, others: Sequence[Repeated]) -> str:
+    """What differences from the first variant are differences of, and their percentiles."""
     of = "runs with the same seeds"
     percentiles = (
         "percentiles are those of runs of this length, and may differ for certain where too few "
         "requests lie beyond one for an interval of its own"
     )
-    if not any(each.drawn for each in variants):
+    if not any(each.drawn for each in (first, *others)):
         of = "the same requests in one run of each"
         percentiles = (
             f"percentiles are means of those of {BATCHES} parts of the run, so that their "
@@ -61,8 +71,7 @@ def differences_table(variants: Sequence[Repeated]) -> Comparison | None:
         )
     elif not all(first.drawn or each.drawn for each in others):
         of = "runs with the same seeds, or of the same requests where nothing is drawn"
-    note = f"Differences of {of}, with 95 % confidence; {percentiles}."
-    return Comparison(tuple(columns), tuple(rows), (note,))
+    return f"Differences of {of}, with 95 % confidence; {percentiles}."
 
 
 def difference_said(one: Repeated, other: Repeated, quantity: Quantity) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -209,7 +210,7 @@ CURVES: Mapping[str, type[Curve]] = {
 def median_curve(curves: Sequence[Curve]) -> Curve:
     """The curve whose every coefficient is the median of the given ones'."""
     columns = zip(*(astuple(curve) for curve in curves), strict=True)
-    return type(curves[0])(*(float(f"{np.median(column):.4g}") for column in columns))
+    return type(curves[0])(*(float(f"{median(column):.4g}") for column in columns))
 
 
 def link_key(device: DeviceSpec, gpus: int) -> str:

@@ -83,7 +83,8 @@ def gap_counts(
     first, last = span_ends(spans, logs)
     later, joint_gaps = joints(spans, first, last)
     span_group = lookup[spans[:, 0]]
-    for group in np.unique(span_group[span_group >= 0]).tolist():
+    # Its numbers are small; np.unique would import numpy.ma, 30 ms of a command.
+    for group in np.flatnonzero(np.bincount(span_group[span_group >= 0])).tolist():
         mine = span_group == group
         lengths = joint_gaps[mine[later]]
         instant = spans[mine & (spans[:, 1] < 0), 3]

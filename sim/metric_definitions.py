@@ -148,14 +148,16 @@ METRICS: dict[str, Metric] = {
             "throughput_out_per_gpu",
             "Output throughput per GPU",
             "tokens/s",
-            "Output throughput / GPUs of all pools.",
+            "Output throughput / GPUs of all pools; where these change, their mean over the same "
+            "time.",
             "higher",
         ),
         Metric(
             "throughput_in_per_gpu",
             "Input throughput per GPU",
             "tokens/s",
-            "Input throughput / GPUs of all pools.",
+            "Input throughput / GPUs of all pools; where these change, their mean over the same "
+            "time.",
             "higher",
         ),
         Metric(

@@ -65,6 +65,7 @@ class Evaluator:
         """
         keys = [(each.experiment.label, each.point, each.replication) for each in wanted]
         assert not set(keys) & set(self.done), "a run was asked for twice"
+        self.out.mkdir(parents=True, exist_ok=True)  # or a file in its place is refused
         jobs = self._jobs(wanted)
         reused = [job.state == "reused" for job in jobs]
         try:

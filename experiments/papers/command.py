@@ -65,6 +65,7 @@ def build(
     """
     started = time.perf_counter()
     chosen: list[Redone] = [read(name) for name in (names or shipped())]
+    out.mkdir(parents=True, exist_ok=True)  # or a file in its place is refused
     if min(processes, len(chosen)) > 1:
         told = _apart(chosen, out, processes, tell)
     else:
@@ -130,7 +131,6 @@ def _quietly(redone: Redone, out: Path) -> Told:
 def _write(
     told: Sequence[Told], out: Path, formats: Sequence[str]
 ) -> tuple[tuple[Path, ...], figures.Plotted]:
-    out.mkdir(parents=True, exist_ok=True)
     written = [page.write_page(told, out / "papers.html")]
     text = out / "papers.md"
     text.write_text(page.markdown(told), encoding="utf-8")

@@ -143,7 +143,7 @@ def _quantities(redone: Redone, label: str) -> list[str]:
         name
         for measure in paper.measures.values()
         for name in quantities_of(measure)
-        if measure.is_of(label)
+        if measure.is_of(label) or (measure.slowdown is not None and measure.slowdown.of == label)
     ]
     drawn = [name for name in paper.draw if name not in paper.measures]
     return list(dict.fromkeys([*named, *drawn]))

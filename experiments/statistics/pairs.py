@@ -42,12 +42,14 @@ class Difference:
         return abs(self.interval.half_width / self.first) if self.first else math.nan
 
     def said(self, better: Literal["lower", "higher", "neither"], *, of_time: bool) -> str:
-        """``faster by 12 % ± 3``, ``higher by 5 % ± 1``, or ``not separable``.
+        """Such as ``faster by 12 % ± 3``, ``not separable (+0.8 % ± 1.3)`` or ``equal``.
 
         Args:
             better: Which way is good (`sim.metric_definitions.Metric.better`).
             of_time: The number is a time, so that less is faster.
         """
+        if not self.interval.estimate and not self.interval.half_width:
+            return "equal"
         if not self.separable:
             return f"not separable ({self._percent(signed=True)})"
         less = self.interval.estimate < 0
@@ -59,7 +61,8 @@ class Difference:
             return f"{self.interval.estimate:+.3g} ± {self.interval.half_width:.2g}"
         percent = 100 * (self.relative if signed else abs(self.relative))
         half = 100 * self.relative_half_width
-        digits = 0 if half >= 0.95 else min(3, 1 - math.floor(math.log10(half))) if half else 1
+        whole = 9.5 if signed else 0.95  # where it is narrow, whether it holds 0 is to be seen
+        digits = 0 if half >= whole else min(3, 1 - math.floor(math.log10(half))) if half else 1
         return f"{percent:{'+' if signed else ''}.{digits}f} % ± {half:.{digits}f}"
 
 

@@ -169,7 +169,7 @@ def read_table(folder: Path, columns: Sequence[str] | None = None) -> pa.Table:
         try:
             tables.append(pq.read_table(path, columns=wanted))
         except (OSError, pa.ArrowException) as error:
-            reason = " ".join(str(error).split())[:120]
+            reason = " ".join(str(error).split()).partition(". ")[0]
             raise SweepError(f"{path}: cannot be read: {reason}; delete it, and go on") from None
     if not tables:
         return table_of([], dict.fromkeys(wanted or KEY, "text"))

@@ -47,14 +47,16 @@ def make_executor(name: str, jobs: int | None, address: str | None) -> Executor:
         address: Of a cluster.
 
     Raises:
-        ConfigError: There is no such executor, or it takes no address.
+        ConfigError: There is no such executor, it takes no address, or no cluster is there.
     """
     if name not in EXECUTORS:
         raise ConfigError(f"--executor {name}: {unknown('executor', name, EXECUTORS)}")
     if name == "ray":
         from experiments.sweep.ray_cluster import RayCluster
 
-        return RayCluster(address, jobs)
+        cluster = RayCluster(address, jobs)
+        cluster.check()
+        return cluster
     if address is not None:
         raise ConfigError(f"--address {address}: the executor local has none; try --executor ray")
     import os

@@ -37,6 +37,7 @@ _DRAWN = ("heat_", "pareto_", "rate_", "slo_scale")
 """How the names of its figures begin (`experiments.sweep.plots`)."""
 _LOCK = ".lock"
 _WORDS = {"config": "its config", "trace": "its traces", "code": "phasewise itself"}
+_SEARCHED = "its config, --over, --objective or --seed"
 _SAME = {
     "variants": "its variants",
     "slo_scales": "the scales of its targets",
@@ -121,9 +122,12 @@ def changed(folder: Path, prints: Mapping[str, Any]) -> str:
     Raises:
         SweepError: There is no sweep, or one of a newer version.
     """
-    there = read_about(folder)["prints"]
-    differ = [word for kind, word in _WORDS.items() if there.get(kind) != prints[kind]]
-    return f"holds another sweep: {' and '.join(differ)} changed" if differ else ""
+    about = read_about(folder)
+    there, searched = about["prints"], "objectives" in about
+    words = {**_WORDS, "config": _SEARCHED} if searched else _WORDS
+    differ = [word for kind, word in words.items() if there.get(kind) != prints[kind]]
+    what = "search" if searched else "sweep"
+    return f"holds another {what}: {' and '.join(differ)} changed" if differ else ""
 
 
 def _why_not_larger(there: Mapping[str, Any], about: Mapping[str, Any]) -> str:

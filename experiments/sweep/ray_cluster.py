@@ -54,6 +54,18 @@ class RayCluster:
     address: str | None
     jobs: int | None
 
+    def check(self) -> None:
+        """Refuse what `run` would refuse, before anything is begun or dropped for it.
+
+        Raises:
+            MissingExtraError: Ray is not installed.
+            ConfigError: No cluster is at the address.
+        """
+        ray = require("ray", "cluster", "the executor ray")
+        if self.address is not None and not ray.is_initialized():
+            self.connect(ray)
+            ray.shutdown()
+
     def run(self, units: Sequence[Unit]) -> Generator[Row | None, None, None]:
         """See `Executor`."""
         ray = require("ray", "cluster", "the executor ray")

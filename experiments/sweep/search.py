@@ -380,15 +380,17 @@ class _Work:
         ]
 
     def _about(self, prints: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, Any]:
+        opened = self.asked.opened
         what = {
             "axes": {key: repr(axis) for key, axis in self.asked.axes.items()},
             "objectives": [each.text for each in self.asked.objectives],
             "seed": self.asked.seed,
-            "first": prints["config"],
+            # As it was read: which points the first batch has is no part of what is searched.
+            "config": canonical([opened.raw, [values for values, _ in opened.last]]),
         }
         return {
             "name": self.asked.name,
-            "source": self.asked.opened.source,
+            "source": opened.source,
             "keys": list(self.asked.axes),
             "variants": list(self.asked.variants),
             "objectives": what["objectives"],

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-from experiments import figures, listing
+from experiments import cli, figures, listing
 from experiments.cli import app
 from experiments.config import load, shipped
 from experiments.version import __version__
@@ -403,6 +404,23 @@ def test_help_is_quick_and_loads_nothing_heavy(repository: Path) -> None:
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
+def test_a_command_is_built_alone_and_is_the_same() -> None:
+    whole = typer.main.get_group(app).commands
+
+    assert cli._with_command("") is cli._with_command("rnu") is app
+    for name, command in whole.items():
+        alone = typer.main.get_group(cli._with_command(name)).commands
+        assert list(alone) == [name]
+        assert _options(alone[name]) == _options(command)
+
+
+def _options(command: Any) -> dict[str, Any]:
+    """Options of a command and of those below it."""
+    below = getattr(command, "commands", {})
+    own = {each.name: each.opts for each in command.params}
+    return own | {name: _options(each) for name, each in below.items()}
+
+
 def test_the_hot_path_loads_neither_pandas_nor_scipy_nor_plotly(
     config: Path, repository: Path
 ) -> None:
@@ -414,7 +432,8 @@ def test_the_hot_path_loads_neither_pandas_nor_scipy_nor_plotly(
         "from experiments.variant import run_variant\n"
         f"plan = load({str(config)!r})\n"
         "bundle.write(run_variant(plan.variants[0], plan.folder), Path(sys.argv[1]))\n"
-        "print(sorted({'pandas', 'scipy', 'plotly', 'rich', 'typer'} & set(sys.modules)))\n"
+        "slow = {'pandas', 'scipy', 'plotly', 'rich', 'typer', 'pyarrow.compute'}\n"
+        "print(sorted(slow & set(sys.modules)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(config.parent / "b")],

@@ -55,12 +55,15 @@ def test_one_run_of_each_is_compared_request_by_request(folder: Path) -> None:
     assert "Runs: 1 and 1." in text
     assert "slower by" in text
     assert "whole: one run; intervals are over 10 parts of it." in text
+    assert "Differences of the same requests in one run of each, with 95 % confidence" in text
+    assert "their difference is not that of the whole run's percentiles" in text
 
 
 def test_the_same_run_does_not_differ_from_itself(folder: Path) -> None:
     same = str(folder / "a" / "whole")
 
     told = json.loads(phasewise("compare", same, same, "--json").stdout)
+    text = phasewise("compare", same, same).stdout
 
     assert told["config"] == []
     against = told["variants"]["whole (2)"]["against"]["whole"]
@@ -68,6 +71,26 @@ def test_the_same_run_does_not_differ_from_itself(folder: Path) -> None:
         "separable": False, "difference": 0.0, "low": 0.0, "high": 0.0, "confidence": 0.95,
         "method": "t over 10 groups",
     }  # fmt: skip
+    assert "equal" in text
+    assert "not separable" not in text
+
+
+def test_what_counts_targets_is_not_compared_under_other_targets(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name, ttft_s in (("strict", 0.01), ("relaxed", 0.5)):
+        options = ("--out", str(tmp_path / name), "--jobs", "1", "--figures", "none")
+        slo = ("--set", f"slo.ttft_s={ttft_s}", "--set", "workload.requests=300")
+        done = phasewise("run", str(folder / "two.yaml"), *options, *slo)
+        assert done.exit_code == 0, done.output
+
+    both = [str(tmp_path / name / "whole") for name in ("strict", "relaxed")]
+    told = json.loads(phasewise("compare", *both, "--json").stdout)["variants"]["whole (2)"]
+    text = " ".join(phasewise("compare", *both).stdout.split())
+
+    assert "slo_attainment: no test: their slo differs, so that it counts other targets." in text
+    assert "slo_attainment" not in told["against"]["whole"]
+    assert "ttft_s.p50" in told["against"]["whole"]
 
 
 def test_other_requests_are_not_compared_one_by_one(folder: Path) -> None:

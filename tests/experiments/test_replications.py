@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,20 @@ def test_compare_pairs_a_run_that_draws_nothing_with_one_that_does(failing: Path
     assert "Runs: 1 and 4." in text
     assert "served other requests" not in text
     assert "No test" not in text
+
+
+def test_compare_says_that_the_list_of_further_runs_is_missing(
+    failing: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(failing / "out", tmp_path / "out")
+    (tmp_path / "out" / "replications.json").unlink()
+    first, second = tmp_path / "out" / "holds", tmp_path / "out" / "fails"
+    result = phasewise("compare", str(first), str(second))
+
+    assert result.exit_code == 0, result.output
+    assert "Runs: 1 and 1." in " ".join(result.stdout.split())
+    told = f"{second}: only its first run is shown: replications.json is missing, which lists 3"
+    assert told in result.stderr
 
 
 def test_runs_with_other_seeds_or_of_another_number_say_so(failing: Path) -> None:

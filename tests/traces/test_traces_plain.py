@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,3 +94,19 @@ def test_a_part_of_a_column_is_read_from_where_it_begins() -> None:
     numbers, odd = plain.counts(arrow.from_strings(["77", "1", "", "23"]).slice(1))
 
     assert (numbers[[0, 2]].tolist(), odd.tolist()) == ([1, 23], [1])
+
+
+def test_a_trace_is_read_without_what_is_slow_to_import(tmp_path: Path, repository: Path) -> None:
+    rows = "2023-11-16 18:17:03.9799600,374,44\n2023-11-16 18:17:04.0319600,396,109\n"
+    path = tmp_path / "azure.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    code = (
+        "import sys, traces\n"
+        f"trace = traces.load({str(path)!r})\n"
+        "print(trace.arrival_ns.tolist(), {'pyarrow.compute', 'pandas'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[0, 52000000] set()\n"

@@ -304,6 +304,7 @@ def test_the_best_split_of_gpus(config: str) -> None:
         ),
         (("--highest", "policy.x", "--goal", "ttft_s.p99 <= 1"), "--highest policy.x: "),
         (("--best", "seeds", "--values", "1,2"), "--best seeds: a config has no such key; try "),
+        (("--goal", "ttft_s.p99 <= 1", "--out", "md1.yaml/x"), "md1.yaml is a file, not a folder"),
     ],
 )
 def test_misuse_is_one_line(config: str, arguments: tuple[str, ...], line: str) -> None:

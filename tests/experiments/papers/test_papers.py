@@ -138,6 +138,14 @@ def test_a_name_that_there_is_not() -> None:
         read("vllm_shargpt")
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    result = CliRunner().invoke(app, ["papers", "vllm_sharegpt", "--out", str(tmp_path / "out")])
+
+    assert result.exit_code == 2
+    assert result.stderr == f"phasewise: {tmp_path / 'out'}: is a file, not a folder\n"
+
+
 # --- values
 
 
@@ -249,6 +257,21 @@ def test_an_order_needs_more_than_noise() -> None:
     assert sign_of(runs(1.0, 2.0, 3.0), runs(1.5, 1.4, 3.2)) == 0
     assert sign_of(Value((4.0,), 3.9, 4.1), Value((4.05,), 4.0, 4.2)) == 0
     assert sign_of(runs(float("inf")), runs(2.0)) == 1
+
+
+def test_bounds_relative_to_a_variant_without_the_measure_run_it_too(tmp_path: Path) -> None:
+    slowdown = "bounds: {e2e_s.p90: 1.0}, slowdown: {of: slow, times: {ttft_s.p90: 2}}, of: [fast]"
+    text = TINY.replace("bounds: {e2e_s.p90: 1.0}", slowdown)
+    text = text.replace("of: fast, over: slow}", "of: fast}").replace(
+        "measure: rate, order: [fast, slow]", "measure: late, order: [fast, slow]"
+    )
+    file = tmp_path / "tiny.yaml"
+    file.write_text(text, encoding="utf-8")
+
+    got = command.build([file], tmp_path / "out", formats=()).told[0].evaluated
+
+    assert "ttft_s.p90" in got.points["slow"][0.5].values
+    assert value_of(got, "rate", "fast").estimate > 0.5
 
 
 @pytest.mark.slow

@@ -160,3 +160,14 @@ def test_points_that_cannot_run_are_named(tmp_path: Path) -> None:
 
     assert "- cannot run: gpu_memory_utilization=0.15: c.yaml: " in one.stdout
     assert "cannot run: gpu_memory_utilization=0.15 (variant vllm v1): c.yaml: " in two.stdout
+
+
+def test_a_run_does_not_write_among_the_points_of_a_sweep(out: Path) -> None:
+    before = sorted(path.name for path in out.iterdir())
+    given = {key: value for key, value in small(ONE).items() if key != "sweep"}
+    (out.parent / "plain.yaml").write_text(yaml.safe_dump(given))
+    result = CliRunner().invoke(app, ["run", str(out.parent / "plain.yaml"), "--out", str(out)])
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"phasewise: {out}: holds a sweep; give another --out\n")
+    assert sorted(path.name for path in out.iterdir()) == before

@@ -172,6 +172,19 @@ def test_no_cluster_at_the_address(ray: Any, tmp_path: Path) -> None:
         run(config(), tmp_path / "out", executor)  # type: ignore[arg-type]
 
 
+def test_rows_are_not_dropped_for_a_cluster_that_is_not_there(ray: Any, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config(), sort_keys=False))
+    run(tmp_path / "c.yaml", tmp_path / "out")
+    before = rows(tmp_path / "out")
+    options = ["--out", str(tmp_path / "out"), "--executor", "ray", "--address", "127.0.0.1:1"]
+
+    result = CliRunner().invoke(app, ["sweep", str(tmp_path / "c.yaml"), "--fresh", *options])
+
+    assert result.exit_code == 2
+    assert "--address 127.0.0.1:1: no Ray cluster there" in result.output
+    assert rows(tmp_path / "out") == before
+
+
 def test_a_node_with_other_code_ends_the_sweep(
     two_nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
