@@ -31,7 +31,7 @@ def test_a_module_is_found_after_the_working_folder_has_changed(
 
 
 def test_a_module_that_is_written_after_the_folder_was_looked_into_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     for name in ("own_first", "own_second"):
         (tmp_path / f"{name}.py").write_text(OWN)
