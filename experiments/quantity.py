@@ -66,7 +66,10 @@ class Quantity:
         values = self.per_request(bundle, lost_are_late=lost_are_late)
         if values is not None:
             arrival_ns = self._measured(bundle)["arrival_ns"]
-            values = values[np.argsort(arrival_ns, kind="stable")]
+            order = np.argsort(arrival_ns, kind="stable")
+            values = values[order]
+            if self.metric.key == "slo_attainment":
+                return Sample(values, math.nan, self._closeness(bundle)[order])
             return Sample(values[~np.isnan(values)], math.nan)
         if self.metric.key != "itl":
             return Sample(None, self._single(bundle))
@@ -109,7 +112,8 @@ class Quantity:
         if len(groups) < len(samples):
             return intervals.over_runs([sample.number for sample in samples])
         if self.metric.key == "slo_attainment":
-            return intervals.share(groups)
+            close = [sample.closeness for sample in samples if sample.closeness is not None]
+            return intervals.share(groups, closeness=close if len(close) == len(groups) else None)
         estimate = self.of_values(np.concatenate(groups)) if groups else math.nan
         if not math.isfinite(estimate):
             return Refusal(estimate, "requests that were never served are infinitely late")
@@ -144,6 +148,9 @@ class Quantity:
             raise ConfigError(f"goal: {self.text}: {unknown('class', self.request_class, known)}")
         return select(measured, classes == self.request_class)
 
+    def _closeness(self, bundle: RunBundle) -> Floats:
+        return _slo_of(bundle, self.request_class).closeness(self._measured(bundle))
+
     def _single(self, bundle: RunBundle) -> float:
         block = metrics_of(bundle, self.request_class or None)
         value: Any = block.get(self.metric.name_in_files)
@@ -174,10 +181,13 @@ class Sample:
     Attributes:
         values: One per request in order of arrival; None where there is only a number.
         number: The quantity itself where there are no values.
+        closeness: Of SLO attainment, how near each request came to a miss (`SLO.closeness`), in the
+            same order.
     """
 
     values: Floats | None
     number: float
+    closeness: Floats | None = None
 
 
 def read_quantity(text: str, option: str) -> Quantity:
@@ -225,11 +235,15 @@ def _lost(requests: Requests) -> Bools:
 
 
 def _met(bundle: RunBundle, requests: Requests, request_class: str) -> Floats:
-    slo = _slo(bundle.summary["slo"])
-    slo = slo.for_class(request_class) if request_class else slo
+    slo = _slo_of(bundle, request_class)
     if not slo.has_targets:
         raise ConfigError("goal: slo_attainment: the config has no slo; give one, or another goal")
     return slo.met(requests).astype(np.float64)
+
+
+def _slo_of(bundle: RunBundle, request_class: str) -> SLO:
+    slo = _slo(bundle.summary["slo"])
+    return slo.for_class(request_class) if request_class else slo
 
 
 def _slo(targets: Mapping[str, Any]) -> SLO:

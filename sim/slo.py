@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from sim.errors import ConfigError
 from sim.metrics import (
     NS_PER_S,
     Bools,
+    Floats,
     Ints,
     Requests,
     e2e_s,
@@ -156,15 +157,41 @@ class SLO:
             met[rows] = self.for_class(name)._met_by_all(select(requests, rows))
         return met
 
-    def _met_by_all(self, requests: Requests) -> Bools:
-        met = finished(requests)
-        pairs = (
+    def closeness(self, requests: Requests) -> Floats:
+        """How near each request came to a miss, shape (n,): its largest latency over its target.
+
+        At most 1 where it meets every target of its class, infinite where it did not finish, and 0
+        where it has none of the latencies that have a target.
+        """
+        if not self.classes:
+            return self._closeness_to_all(requests)
+        group, names = class_groups(requests, np.ones(len(requests["arrival_ns"]), dtype=bool))
+        close = np.zeros(len(group))
+        for number, name in enumerate(names):
+            rows = group == number
+            close[rows] = self.for_class(name)._closeness_to_all(select(requests, rows))
+        return close
+
+    def _closeness_to_all(self, requests: Requests) -> Floats:
+        close = np.where(finished(requests), 0.0, np.inf)
+        for target_s, metric in self._targets():
+            if target_s is not None:
+                values = metric(requests)
+                missed = np.where(values > 0, np.inf, 0.0)
+                close = np.fmax(close, values / target_s if target_s else missed)
+        return close
+
+    def _targets(self) -> tuple[tuple[float | None, Callable[[Requests], Floats]], ...]:
+        return (
             (self.ttft_s, ttft_s),
             (self.tpot_s, tpot_s),
             (self.itl_s, largest_itl_s),
             (self.e2e_s, e2e_s),
         )
-        for target_s, metric in pairs:
+
+    def _met_by_all(self, requests: Requests) -> Bools:
+        met = finished(requests)
+        for target_s, metric in self._targets():
             if target_s is not None:
                 # Written so that NaN, a quantity that the request does not have, counts as met.
                 met &= ~(metric(requests) > target_s)

@@ -39,6 +39,9 @@ BATCHES = 10
 """Parts of one run (Schmeiser, Operations Research 30, 1982: 10 to 30; fewer are longer, and so
 depend less on each other)."""
 
+_NEAR = (0.9, 0.95, 0.99)
+"""Percentiles beyond which a value is a near miss."""
+
 _PARTS = (4, 16)
 """Blocks within a group whose means tell how much neighbours depend on each other."""
 
@@ -189,12 +192,23 @@ def quantile_refused(groups: Groups, p: float) -> Refusal | None:
     return _too_few_beyond(beyond, p, estimate)
 
 
-def share(groups: Groups, confidence: float = CONFIDENCE) -> Interval | Refusal:
+def share(
+    groups: Groups, confidence: float = CONFIDENCE, closeness: Groups | None = None
+) -> Interval | Refusal:
     """Share of ones among zeros and ones, such as SLO attainment; both have to be frequent enough.
+
+    Or one of them is not there at all, and `closeness` is given: then the other end is exact
+    (Clopper and Pearson, Biometrika 26, 1934: of n independent ones, the share is at least
+    ((1 - confidence) / 2)^(1 / n)), with n the values that count as independent. Of what never
+    happened no dependence can be measured: that of near misses stands for it, the largest
+    `correlation_factor` of being beyond one of `_NEAR` of the values of closeness, and with fewer
+    than `LEAST_BEYOND` independent ones beyond the middle one of these there is no interval. Where
+    misses would come in larger clusters than near misses do, this claims too much.
 
     Args:
         groups: Of zeros and ones.
         confidence: Two-sided.
+        closeness: Of each value, how near it came to being a zero: larger is nearer.
     """
     pooled = _pooled(groups)
     if isinstance(pooled, Refusal):
@@ -205,7 +219,7 @@ def share(groups: Groups, confidence: float = CONFIDENCE) -> Interval | Refusal:
     rarer = list(groups) if estimate <= 0.5 else [1 - values for values in groups]
     few = min(estimate, 1 - estimate)
     if few == 0:
-        return Refusal(estimate, f"all {len(pooled):,} are alike")
+        return _all_alike(groups, estimate, confidence, closeness)
     what = "the rarer outcome counts"
     if (refusal := _too_few_beyond(rarer, 1 - few, estimate, what)) is not None:
         return refusal
@@ -332,6 +346,34 @@ def _ends_of_share(ones: Groups, t: float) -> tuple[float, float]:
     logit, spread = math.log(middle / (1 - middle)), error / (middle * (1 - middle))
     low, high = (1 / (1 + math.exp(-x)) for x in (logit - t * spread, logit + t * spread))
     return min(low, middle - t * error), high
+
+
+def _all_alike(
+    groups: Groups, estimate: float, confidence: float, closeness: Groups | None
+) -> Interval | Refusal:
+    """The exact interval of a share of 0 or 1, as `share` says."""
+    total = sum(len(values) for values in groups)
+    alike = Refusal(estimate, f"all {total:,} are alike")
+    if closeness is None:
+        return alike
+    nearest = [values if estimate == 1 else -values for values in closeness]
+    pooled = np.sort(np.concatenate(nearest))
+    levels = [pooled[_rank(p, total)] for p in _NEAR]
+    beyond = [[(values > level).astype(np.float64) for values in nearest] for level in levels]
+    if not any(values.any() for values in beyond[1]):
+        return alike
+    factor = max(correlation_factor(each) for each in beyond)
+    effective = total / factor
+    most = 1 - _NEAR[1]
+    if effective * most < LEAST_BEYOND:
+        more = LEAST_BEYOND / (effective * most)
+        shortest = min(len(values) for values in groups)
+        why = f"all {total:,} are alike, and count as {effective:.2g} independent ones"
+        return Refusal(estimate, why, math.ceil(len(groups) * more), math.ceil(shortest * more))
+    bound = ((1 - confidence) / 2) ** (1 / effective)
+    low, high = (bound, 1.0) if estimate == 1 else (0.0, 1 - bound)
+    method = f"exact, {total:,} alike that count as {effective:,.0f}"
+    return Interval(estimate, low, high, confidence, method, len(groups))
 
 
 def _too_few_groups(estimate: float, groups: int) -> Refusal:

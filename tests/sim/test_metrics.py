@@ -207,6 +207,16 @@ class Replica:
         self.busy_ns, self.iterations = busy_ns, iterations
 
 
+def test_closeness_is_the_largest_latency_over_its_target():
+    same(SLO(ttft_s=2, e2e_s=6).closeness(table()), [0.5, 1.0, np.inf, np.inf, 4 / 3])
+    classes = np.array(["batch", None, None, None, "batch"], dtype=object)
+    of_classes = SLO(ttft_s=4, classes={"batch": SLO(ttft_s=1)})
+    requests = table() | {"request_class": classes}
+    same(of_classes.closeness(requests), [1.0, 0.5, np.inf, np.inf, 2.0])
+    for slo in (SLO(ttft_s=2), SLO(ttft_s=2, tpot_s=0.5), SLO(itl_s=4.9), of_classes):
+        assert ((slo.closeness(requests) <= 1) == slo.met(requests)).all()
+
+
 def test_throughput_lasts_to_the_end_of_the_run_when_something_is_unfinished():
     requests = table()
     duration_s = metrics.observed_s(requests, 0, 20 * S)

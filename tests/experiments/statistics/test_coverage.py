@@ -192,6 +192,22 @@ def test_a_difference_of_twice_the_half_width_is_found(replications: int) -> Non
     assert np.mean([each.separable and each.interval.estimate > 0 for each in found]) >= 0.9
 
 
+@pytest.mark.parametrize("missing", [0.0003, 0.001, 0.003])
+def test_a_share_without_a_miss_is_bounded_from_below(missing: float) -> None:
+    """Where the true share of misses is `missing`, few experiments see none and claim a smaller."""
+    experiments, target = 150, -math.log(missing) / 0.2
+    spent = m_m_1(3 * experiments, 10_000, 0.8, seed=1).reshape(experiments, 3, -1)
+    without = [groups for groups in spent if groups.max() <= target]
+
+    found = [intervals.share([np.ones(10_000)] * 3, closeness=list(each)) for each in without]
+
+    given = [each for each in found if isinstance(each, Interval)]
+    assert sum(each.low > 1 - missing for each in given) <= 0.025 * experiments
+    assert all(each.low > 0.99 and each.high == 1 for each in given)
+    if missing == 0.0003:
+        assert len(given) > 0.4 * experiments
+
+
 def _compared(first: Floats, second: Floats) -> Difference:
     found = paired_difference(first.tolist(), second.tolist())
     assert isinstance(found, Difference)

@@ -113,6 +113,28 @@ def test_a_share_has_an_interval_only_where_both_outcomes_occur() -> None:
     assert always.reason == "all 10,000 are alike"
 
 
+def test_a_share_of_one_has_an_exact_end_where_near_misses_are_known_to_be_independent() -> None:
+    rng = np.random.default_rng(0)
+    near = [rng.random(2000) for _ in range(3)]
+    ones = [np.ones(2000)] * 3
+
+    found = intervals.share(ones, closeness=near)
+    none = intervals.share([np.zeros(2000)] * 3, closeness=near)
+    clustered = intervals.share(ones, closeness=[np.repeat(x[:10], 200) for x in near])
+    constant = intervals.share(ones, closeness=ones)
+
+    assert isinstance(found, Interval)
+    assert isinstance(none, Interval)
+    # Clopper and Pearson of 6,000 independent ones: 0.025^(1/6000); no factor is below 1.
+    assert 0.998 < found.low <= 0.025 ** (1 / 6000)
+    assert found.high == 1
+    assert (none.low, none.high < 0.002) == (0, True)
+    assert isinstance(clustered, Refusal)
+    assert clustered.needs_requests is not None
+    assert isinstance(constant, Refusal)
+    assert isinstance(intervals.share(ones[:2], closeness=near[:2]), Refusal)
+
+
 def test_values_that_are_all_equal_have_no_percentile_interval() -> None:
     refused = intervals.quantile([np.full(1000, 0.01)] * 5, 0.99)
 
