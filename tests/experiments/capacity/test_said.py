@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,3 +189,15 @@ def test_whole_numbers_and_single_things_are_written_as_such() -> None:
     assert (shown[1], shown[4]) == ("6", "5")
     assert report.cost_said(NO_COST).startswith("Search: 5 runs of 1 point; 1 request simulated")
     assert [counted(number, "run") for number in (0, 1, 2000)] == ["0 runs", "1 run", "2,000 runs"]
+
+
+def test_a_goal_that_gets_worse_where_it_is_easier_may_have_its_sign_the_wrong_way_round() -> None:
+    goal = read_goal("slo_attainment <= 0.5")
+    found = [point(value, "stable", share=share) for value, share in ((1.0, 1.0), (2.0, 0.7))]
+    turned = [replace(each, found=tuple(findings(each.runs, goal))) for each in found]
+    missed = replace(edge(None, turned[0]), points=tuple(turned))
+    falling = [point(value, "stable", share=share) for value, share in ((1.0, 0.7), (2.0, 0.4))]
+    usual = replace(edge(None, falling[0]), points=tuple(falling))
+
+    assert "slo_attainment <= 0.5 is missed by more there than at harder" in notes(missed)
+    assert "wrong way round" not in notes(usual)
