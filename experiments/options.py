@@ -47,11 +47,13 @@ _OURS = ("kernels_profile", "policies", "sim", "traces")
 
 def _imported(kind: str, name: str, where: str, folder: Path) -> Any:
     module_name, _, class_name = name.partition(":")
-    given, folder = folder, _folder_of(module_name, folder)
+    # Absolute: Python remembers what a relative folder meant when it was first looked into.
+    given, folder = folder, _folder_of(module_name, folder).resolve()
     if str(folder) not in sys.path:
         for ours in _OURS:  # before a folder that may hold packages of the same names comes first
             importlib.import_module(ours)
         sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()  # the file may be new, as in a notebook
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

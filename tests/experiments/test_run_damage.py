@@ -92,7 +92,8 @@ def test_a_table_names_the_variants_that_failed_and_shows_no_older_results_of_th
     Path("c.yaml").write_text(
         yaml.safe_dump(CONFIG).replace("policy: orca", "policy: damage_failing:Failing")
     )
-    assert run().exit_code == 1
+    failed = run()
+    assert failed.exit_code == 1, failed.output
 
     result = phasewise("table", "o", "--format", "csv")
 
