@@ -60,7 +60,9 @@ def capacity(
     ] = None,
     start: Annotated[
         float | None,
-        typer.Option("--from", min=1e-6, help="Where to begin. Default: what the config has."),
+        typer.Option(
+            "--from", min=1e-6, help="Where to begin. Default: the rate of the config; 1, of a key."
+        ),
     ] = None,
     precision: Annotated[
         float, typer.Option(min=1e-4, max=1, help="Width of the bracket in which a rate ends.")

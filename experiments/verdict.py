@@ -121,7 +121,7 @@ def judge(requests: Requests) -> Verdict:
 def _judge_entered(entered: Requests) -> Verdict:
     count = len(entered["arrival_ns"])
     if count < MIN_REQUESTS:
-        return Verdict(UNTOLD, f"{count} requests; needs {MIN_REQUESTS}")
+        return Verdict(UNTOLD, f"{count} request{'s' * (count != 1)}; needs {MIN_REQUESTS}")
     first, last = int(entered["arrival_ns"].min()), int(entered["arrival_ns"].max())
     trend = fit_trend(entered, first, last)
     if trend is not None and trend.overloaded:

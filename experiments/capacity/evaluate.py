@@ -9,6 +9,7 @@ from pathlib import Path
 from experiments import bundle
 from experiments.capacity.goal import Goal
 from experiments.capacity.judge import Evaluation, evaluate
+from experiments.capacity.said import counted
 from experiments.config import Plan, slug
 from experiments.replications import replicate
 from experiments.run import FailedRunError, InterruptedRunError, Job, job_in, run_jobs
@@ -72,9 +73,9 @@ class Evaluator:
             run_jobs(jobs, self.plan, self.processes)
         except InterruptedRunError:
             now = sum(job.state in ("finished", "reused") for job in jobs)
+            finished = counted(len(self.done) + now, "run is finished and", "runs are finished and")
             raise InterruptedRunError(
-                f"interrupted: {len(self.done) + now} runs are finished and kept in {self.out}; "
-                "the same command goes on from there"
+                f"interrupted: {finished} kept in {self.out}; the same command goes on from there"
             ) from None
         for key, job, was_there in zip(keys, jobs, reused, strict=True):
             if job.state == "failed":

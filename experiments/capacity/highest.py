@@ -25,6 +25,9 @@ from experiments.config import slug
 from experiments.schema import Experiment
 from sim.errors import ConfigError
 
+_START_DOUBLINGS = 10
+"""Steps of two from the start in which a value is looked for that the config allows at all."""
+
 _RUNS_OF_AN_OVERLOAD = 3
 """Runs with other seeds that all have to be overloaded for an overload to be the edge for certain:
 fewer, or backlogs, go by the requests that happen to be the last ones."""
@@ -109,7 +112,7 @@ class Edge:
 
     @property
     def refusal(self) -> tuple[float, str] | None:
-        """The refused value next to the edge, on the side where nothing was run, and why."""
+        """A refused value between both ends of the edge, or beyond the only one, and why."""
         scale, best, missed = self.varied.scale, self.best, self.next
         beside = [
             value
@@ -119,8 +122,8 @@ class Edge:
         ]
         if not beside:
             return None
-        hardest_first = scale.hard_is_high == (best is None)
-        value = (max if hardest_first else min)(beside)
+        # The last step that was tried, and not one of those that were halved on the way back.
+        value = (max if scale.hard_is_high == (missed is None) else min)(beside)
         return value, self.refused[value]
 
 
@@ -140,7 +143,11 @@ class _Ongoing:
         return slug(f"{self.varied.name.rpartition('.')[2]}={value:.6g}")
 
     def at(self, value: float) -> Experiment:
-        """The variant with a value, under its own label; ConfigError if the config refuses it."""
+        """The variant with a value, under its own label.
+
+        Raises:
+            ConfigError: The config refuses it.
+        """
         if value not in self.experiments:
             made = self.varied.at(value).model_copy(update={"label": self.label})
             self.experiments[value] = made
@@ -154,6 +161,20 @@ class _Ongoing:
             except ConfigError as error:
                 self.refused[value] = str(error)
         return value not in self.refused
+
+    def begin(self) -> None:
+        """Begin at a value that is allowed: of whole numbers, the start or a double or half of it.
+
+        Raises:
+            ConfigError: None is.
+        """
+        start = self.search.start
+        powers = range(_START_DOUBLINGS + 1) if self.varied.scale.whole else range(1)
+        steps = [start * 2**k for k in powers] + [float(start // 2**k) for k in powers]
+        low, high = self.varied.scale.low, self.varied.scale.high
+        inside = (value for value in steps if low <= value <= high)
+        self.search.start = next(filter(self.allowed, inside), start)
+        self.at(self.search.start)
 
 
 def search_edges(
@@ -187,6 +208,7 @@ def search_edges(
     ]
     for one in ongoing:
         one.search.allowed = one.allowed
+        one.begin()
         if nothing_is_drawn(one.at(one.search.start), evaluator.plan.folder):
             one.drawn, one.search.repeats = False, 1
     while wanted := [(one, run) for one in ongoing for run in one.search.wanted()]:

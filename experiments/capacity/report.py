@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from experiments.capacity.choice import Choice, Rated
 from experiments.capacity.evaluate import Evaluator
-from experiments.capacity.goal import Goal
+from experiments.capacity.goal import Goal, Term
 from experiments.capacity.highest import Edge, Point
 from experiments.capacity.judge import Finding, keeps_up
 from experiments.capacity.said import counted
@@ -176,7 +176,28 @@ def _missed_at_all(edge: Edge) -> list[str]:
     why = "; easier values give the same numbers, so that it cannot be met so" * edge.flat
     last = "" if edge.refusal is None else f", the last one allowed ({edge.refusal[1]})"
     at = edge.varied.said(edge.next.value)
-    return [f"{edge.label}: the goal is missed even at {at}{last}{why}."]
+    notes = [f"{edge.label}: the goal is missed even at {at}{last}{why}."]
+    return notes + [
+        f"{edge.label}: {term} is missed by more there than at harder values; its sign may be the "
+        "wrong way round."
+        for term in _terms_worse_where_easier(edge)
+    ]
+
+
+def _terms_worse_where_easier(edge: Edge) -> list[Term]:
+    """Terms that the easiest value misses by more than the hardest: by a tenth of the target."""
+    easiest, *_, hardest = sorted(  # the last one twice: there may be no other
+        [*edge.points, edge.points[-1]],
+        key=lambda point: point.value,
+        reverse=not edge.varied.scale.hard_is_high,
+    )
+    found = []
+    for easy, hard in zip(easiest.found, hardest.found, strict=True):
+        sign = 1 if easy.term.relation.startswith("<") else -1
+        worse = sign * (easy.value - hard.value)
+        if not easy.meets and math.isfinite(worse) and worse > 0.1 * abs(easy.term.target):
+            found.append(easy.term)
+    return found
 
 
 def _met_at_all(edge: Edge) -> list[str]:

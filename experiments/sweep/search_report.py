@@ -66,8 +66,9 @@ def table_of(found: Found) -> Comparison:
     rows = [_row(trial, found, several=several) for trial in found.front]
     counts = f"{len(found.front)} of {len(found.trials)} points are beaten by no other one"
     overloaded = sum(trial.overloaded for trial in found.trials)
+    are = "is" if overloaded == 1 else "are"
     notes = [
-        f"{counts}; {overloaded} are overloaded, and {_failed(found)} cannot be run or lack a "
+        f"{counts}; {overloaded} {are} overloaded, and {_failed(found)} cannot be run or lack a "
         f"number. {found.repeated} of {found.asked.trials} trials asked for a point again."
     ]
     return Comparison(tuple(columns), tuple(rows), tuple(notes))

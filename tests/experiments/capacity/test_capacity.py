@@ -199,7 +199,24 @@ def test_a_bound_of_the_config_ends_a_search(tmp_path: Path) -> None:
     variant = found.values["variants"]["static"]
     assert (variant["value"], variant["misses_at"]) == (3, None)
     said = " ".join(found.table.notes)
-    assert "met up to 3, the last one allowed (--highest replicas: 4: the number at the" in said
+    assert "met up to 3, the last one allowed (--highest replicas: 6: the number at the" in said
+
+
+def test_the_fewest_gpus_begin_where_the_model_fits(tmp_path: Path) -> None:
+    config = md1(tmp_path, 300) | {"model": "llama-3.1-70b", "tensor_parallel": 8}
+
+    found = command.highest(
+        config,
+        "queueing_delay_s.mean <= 10",
+        key="tensor_parallel",
+        lowest=True,
+        options=command.Options(out=tmp_path / "out", repeats=1),
+    )
+
+    variant = found.values["variants"]["static"]
+    assert (variant["value"], variant["misses_at"]) == (2, None)
+    told = " ".join(found.table.notes)
+    assert "down to 2, the last one allowed (config: kv: no room for KV blocks" in told
 
 
 def test_a_closed_loop_has_no_rate(tmp_path: Path) -> None:

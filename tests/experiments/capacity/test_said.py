@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -165,16 +166,19 @@ def test_a_narrow_table_of_a_choice_loses_and_cuts_nothing(width: int) -> None:
 
 def test_down_to_and_up_to_and_why_a_search_ends_there() -> None:
     best = point(1, "stable")
-    refused = {5.0: "--highest replicas: 5: at most 4", 8.0: "at most 4"}
+    refused = {5.0: "5: odd", 8.0: "--highest replicas: 8: at most 4"}
+    fewer = {2.0: "--lowest replicas: 2: at least 4", 3.0: "3: odd"}
 
     assert "met down to 1, the smallest there is." in notes(
         edge(best, None, key="replicas", lowest=True), highest=False
     )
     assert "met up to 1, the last one looked at." in notes(edge(best, None, key="replicas"))
     four = edge(point(4, "stable"), None, key="replicas", refused=refused)
-    assert "up to 4, the last one allowed (--highest replicas: 5: at most 4)." in notes(four)
+    assert "up to 4, the last one allowed (--highest replicas: 8: at most 4)." in notes(four)
+    down = edge(point(4, "stable"), None, key="replicas", lowest=True, refused=fewer)
+    assert "down to 4, the last one allowed (--lowest replicas: 2: at least 4)." in notes(down)
     missed = edge(None, point(4, "stable", share=0.5), key="replicas", lowest=True, refused=refused)
-    assert "missed even at 4, the last one allowed (--highest replicas: 5" in notes(missed)
+    assert "missed even at 4, the last one allowed (--highest replicas: 8" in notes(missed)
 
 
 def test_whole_numbers_and_single_things_are_written_as_such() -> None:
@@ -185,3 +189,15 @@ def test_whole_numbers_and_single_things_are_written_as_such() -> None:
     assert (shown[1], shown[4]) == ("6", "5")
     assert report.cost_said(NO_COST).startswith("Search: 5 runs of 1 point; 1 request simulated")
     assert [counted(number, "run") for number in (0, 1, 2000)] == ["0 runs", "1 run", "2,000 runs"]
+
+
+def test_a_goal_that_gets_worse_where_it_is_easier_may_have_its_sign_the_wrong_way_round() -> None:
+    goal = read_goal("slo_attainment <= 0.5")
+    found = [point(value, "stable", share=share) for value, share in ((1.0, 1.0), (2.0, 0.7))]
+    turned = [replace(each, found=tuple(findings(each.runs, goal))) for each in found]
+    missed = replace(edge(None, turned[0]), points=tuple(turned))
+    falling = [point(value, "stable", share=share) for value, share in ((1.0, 0.7), (2.0, 0.4))]
+    usual = replace(edge(None, falling[0]), points=tuple(falling))
+
+    assert "slo_attainment <= 0.5 is missed by more there than at harder" in notes(missed)
+    assert "wrong way round" not in notes(usual)
