@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -107,7 +109,7 @@ def _apart(chosen: Sequence[Redone], out: Path, processes: int, tell: Tell) -> l
     """Whole figures in processes of their own: a process for each short run would take longer."""
     began, ended = time.perf_counter(), 0
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(processes, context, initializer=end_with_parent) as pool:
         futures = [pool.submit(_quietly, redone, out) for redone in chosen]
         pending = set(futures)
         try:
@@ -122,6 +124,18 @@ def _apart(chosen: Sequence[Redone], out: Path, processes: int, tell: Tell) -> l
             pool.shutdown(cancel_futures=True)
             raise
     return [future.result() for future in futures]
+
+
+def end_with_parent() -> None:
+    """In a worker: end when the command is killed, so that nobody goes on writing to its folder."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _quietly(redone: Redone, out: Path) -> Told:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +294,30 @@ def test_progress_says_how_far_how_fast_and_how_long() -> None:
         "4 of 16 figures after 40 s, 6 a minute, about 120 s left"
     )
     assert command.progress(16, 16, 90) == "16 of 16 figures after 90 s, 11 a minute"
+
+
+KILLED = """
+import multiprocessing, os, signal
+from concurrent.futures import ProcessPoolExecutor
+from experiments.papers.command import end_with_parent
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, context, initializer=end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(__import__("time").sleep, 300)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_command_leaves_no_worker_behind(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    # Its standard output ends when the worker, which has it too, is gone.
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "killed.py")],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, timeout=90,
+    )  # fmt: skip
+
+    assert done.returncode == -signal.SIGKILL
+    assert int(done.stdout) > 0
