@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,19 +92,20 @@ def comparison(one: Repeated, other: Repeated) -> Comparison:
         Column("second", f"{second} (2)" if first == second else second, words=True),
         Column("difference", "Second against first", words=True),
     )
-    rows, why = [], {}
-    quantities = compared([one, other])
-    for quantity in quantities:
+    rows, why, tested = [], {}, []
+    for quantity in compared([one, other]):
         found = difference(one, other, quantity)
         cell = None
         if isinstance(found, Refusal):
             why[f"{quantity.text}: no test: {found}."] = found.reason
         else:
             cell = found.said(quantity.metric.better, of_time=quantity.of_time)
+            tested.append(quantity)
         rows.append((heading(quantity), _said(one, quantity), _said(other, quantity), cell))
     pair = [one, replace(other, label=columns[2].group)]
-    notes = [*_notes(one, other), *_reasons(why), *_no_intervals(pair, quantities, why)]
-    if any(row[-1] for row in rows):
+    # Where there is no test, the reason for that is told already.
+    notes = [*_notes(one, other), *_reasons(why), *without_interval(pair, tested)]
+    if tested:
         notes.append(of_what(one, [other]))
     return Comparison(columns, tuple(rows), tuple(notes))
 
@@ -117,14 +118,6 @@ def _reasons(why: Mapping[str, str]) -> list[str]:
     """Why there are no tests, once where it is the same for all."""
     reasons = set(why.values())
     return [f"No test: {reasons.pop()}."] if len(reasons) == 1 and len(why) > 1 else list(why)
-
-
-def _no_intervals(
-    pair: Sequence[Repeated], quantities: Sequence[Quantity], why: Mapping[str, str]
-) -> list[str]:
-    """Which numbers have no interval, where that is not why there is no test either."""
-    untested = {text.partition(": no test")[0] for text in why}
-    return without_interval(pair, [each for each in quantities if each.text not in untested])
 
 
 def _notes(one: Repeated, other: Repeated) -> list[str]:

@@ -31,13 +31,6 @@ def from_numbers(column: npt.NDArray[Any], valid: Bools | None = None) -> pa.Arr
     return pa.Array.from_buffers(kind, len(column), [bits, pa.py_buffer(column)])
 
 
-def from_bools(column: Bools) -> pa.Array:
-    """A column of truth values (n,)."""
-    import pyarrow as pa
-
-    return pa.Array.from_buffers(pa.bool_(), len(column), [None, _bits(column)])
-
-
 def from_strings(texts: Sequence[str | None]) -> pa.Array:
     """A column of text, null where None; half of a surrogate pair is written as its escape."""
     import pyarrow as pa
@@ -65,21 +58,9 @@ def to_numbers(array: pa.Array, null: int | None = None) -> npt.NDArray[Any]:
     return np.where(_valid(array), column, null).astype(dtype)
 
 
-def to_bools(array: pa.Array) -> Bools:
-    """A column of truth values (n,), null taken as false."""
-    if not len(array):
-        return np.zeros(0, bool)
-    truth = _of_bits(array.buffers()[1], array)
-    return truth & _valid(array) if array.null_count else truth
-
-
 def _valid(array: pa.Array) -> Bools:
-    return _of_bits(array.buffers()[0], array)
-
-
-def _of_bits(buffer: pa.Buffer, array: pa.Array) -> Bools:
     end = array.offset + len(array)
-    packed = np.frombuffer(buffer, np.uint8)
+    packed = np.frombuffer(array.buffers()[0], np.uint8)
     return np.unpackbits(packed, count=end, bitorder="little")[array.offset :].view(np.bool_)
 
 

@@ -9,6 +9,7 @@ from experiments import cluster
 from experiments.replications import replicate
 from experiments.schema import Experiment
 from experiments.workload import build_workload
+from sim.step_time import PerReplica
 
 _ROUTERS = ("round-robin", "least-outstanding")
 """Routers that are known to draw nothing; of others only two runs tell."""
@@ -34,7 +35,7 @@ def nothing_is_drawn(experiment: Experiment, folder: Path) -> bool:
     built = cluster.build(experiment, folder)
     pools = (built.cluster.entry, built.cluster.decode)
     models = [spec.step_time for pool in pools if pool is not None for spec in pool.replicas]
-    if any(hasattr(each, "for_replica") and getattr(each, "noise_cv", 1) for each in models):
+    if any(isinstance(each, PerReplica) and getattr(each, "noise_cv", 1) for each in models):
         return False
     one, other = (
         build_workload(replicate(experiment, number), folder, built.max_model_len).trace
