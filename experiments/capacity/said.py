@@ -1,4 +1,4 @@
-"""Words of messages: counts, and what runs say of themselves."""
+"""Counts in messages."""
 
 from __future__ import annotations
 
